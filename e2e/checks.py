@@ -17,6 +17,8 @@ from e2e.pictures import Picture
 from e2e.serving import Served
 from e2e.twin import Reference, Roundings
 
+Logprobs = dict[tuple[int, ...], torch.Tensor]
+"""Of all tokens, by the text that they follow."""
 TIGHT = 1e-2
 OVERLAP = 0.97
 ROUNDED = 5e-2
@@ -24,6 +26,11 @@ PLAIN = 0.12
 EXPERTS = 1.5e-2
 MARGIN = 0.2
 """Least lead of the twin's best logit, of a spread of 1, that the engine must see."""
+SAME = 0.01
+"""How far log-probabilities may lie apart that follow the same text, where pages were
+moved and all else is the same. They are equal then; a step of few tokens in place of
+many makes 0.04 of it, and a prompt that is read again in place of single tokens 0.10.
+"""
 
 
 def check_attention(result: Served, twin: Reference) -> list[Error]:
@@ -131,6 +138,32 @@ def check_same_tokens(result: Served, other: Served) -> None:
                 assert lead <= MARGIN, (prompt, place, token, theirs, lead)
                 break
     assert compared > len(result.job.prompts), "no token after the first is the same"
+
+
+def check_same_logprobs(ours: Logprobs, theirs: Logprobs) -> None:
+    """Behind the same text all tokens have the same log-probabilities, up to `SAME`;
+    both as `logprobs_of` gives them."""
+    apart = {
+        text: float((ours[text] - theirs[text]).abs().max())
+        for text in ours.keys() & theirs.keys()
+    }
+    assert apart, "no text is the same"
+    worst = max(apart, key=lambda text: apart[text])
+    print(f"log-probabilities of {len(apart)} texts are {apart[worst]:.4f} apart")
+    assert apart[worst] <= SAME, (
+        f"behind {len(worst)} tokens log-probabilities are {apart[worst]:.3f} apart"
+    )
+
+
+def logprobs_of(result: Served, *numbers: int) -> Logprobs:
+    """What requests of these numbers, or all, sampled from; of equal texts, what the
+    last one did."""
+    return {
+        tuple(result.texts[request][: position + 1]): values.log_softmax(0)
+        for request, logits in logits_by_request(result.answer).items()
+        if not numbers or int(request.partition("-")[0]) in numbers
+        for position, values in logits.items()
+    }
 
 
 def leads_of(result: Served) -> dict[tuple[int, ...], float]:

@@ -14,13 +14,15 @@ from e2e.twin import Given, Reference, Roundings
 
 @dataclass
 class Sublayer:
-    """What a request's tokens gave to a sublayer and got from it, by position."""
+    """What a request's tokens gave to a sublayer and got from it, by position; the
+    first `cached` ones are those of a request that began alike."""
 
     input: torch.Tensor
     output: torch.Tensor
     core: torch.Tensor | None = None
     topk: torch.Tensor | None = None
     blocks: torch.Tensor | None = None
+    cached: int = 0
 
 
 @dataclass
@@ -32,8 +34,9 @@ class Error:
     engine does. FP8 makes of a difference of 0.2 % one of 1 %, wherever it quantizes;
     so `core` is what the attention kernel gave against the rounding twin's, and
     `output` the layer's output against that twin's when it goes on from the engine's
-    core. `overlap` belongs to the indexer's choice, `blocks`
-    to the candidate blocks of V4.1 that it was made among.
+    core; both over the tokens that the request itself computed, for behind a cached
+    prefix those few show what its pages hold. `overlap` belongs to the indexer's
+    choice, `blocks` to the candidate blocks of V4.1 that it was made among.
     """
 
     request: str
@@ -90,6 +93,7 @@ def by_request(result: dict[str, Any], part: str) -> dict[tuple[str, int], Subla
     starts from cached pages has its first positions from one that began alike.
     """
     rows: dict[tuple[str, int], dict[int, dict[str, torch.Tensor]]] = defaultdict(dict)
+    starts: dict[tuple[str, int], int] = defaultdict(int)
     positions: list[torch.Tensor] = []
     for record in result["records"]:
         if record["part"] == "attn":
@@ -118,7 +122,8 @@ def by_request(result: dict[str, Any], part: str) -> dict[tuple[str, int], Subla
             )
             cached = {p: rows[donor, layer][p] for p in range(first)}
             rows[request, layer] = cached | found
-    return {key: _stacked(found) for key, found in rows.items()}
+            starts[request, layer] = first
+    return {key: _stacked(found, starts[key]) for key, found in rows.items()}
 
 
 def logits_by_request(
@@ -156,12 +161,13 @@ def last_computed(result: dict[str, Any]) -> dict[tuple[str, int], int]:
     return found
 
 
-def _stacked(found: dict[int, dict[str, torch.Tensor]]) -> Sublayer:
+def _stacked(found: dict[int, dict[str, torch.Tensor]], cached: int) -> Sublayer:
     assert sorted(found) == list(range(len(found))), "a position is missing"
     rows = [found[position] for position in range(len(found))]
     columns = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     whole = {n: columns.pop(n).long() for n in ("topk", "blocks") if n in columns}
-    return Sublayer(**{n: column.float() for n, column in columns.items()}, **whole)
+    floats = {n: column.float() for n, column in columns.items()}
+    return Sublayer(**floats, **whole, cached=cached)
 
 
 def relative(ours: torch.Tensor, reference: torch.Tensor) -> float:
@@ -193,6 +199,7 @@ def attention_errors(
             rounded = twin.attention(layer, seen.input, free, tokens)
             output = twin.attention(layer, seen.input, whole, tokens)
         assert seen.core is not None and free.own_core is not None
+        own = slice(seen.cached, None)
         errors.append(
             Error(
                 request,
@@ -201,8 +208,8 @@ def attention_errors(
                 len(seen.input),
                 relative(seen.output, plain),
                 relative(seen.output, rounded),
-                relative(seen.core, free.own_core),
-                relative(seen.output, output),
+                relative(seen.core[own], free.own_core[own]),
+                relative(seen.output[own], output[own]),
                 None if seen.topk is None else free.overlap(ratios[layer]),
                 free.same_blocks(),
             )

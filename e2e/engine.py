@@ -53,6 +53,7 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     from e2e import recording
 
     recording.broken = bool(job.get("sabotage"))
+    recording.overwritten = bool(job.get("overwrites"))
     recording.counting = bool(job.get("counting"))
     os.environ.update(job.get("environment", {}))
     from vllm import LLM

@@ -44,6 +44,8 @@ counting = False
 """Whether the launches of layers are noted, and nothing else."""
 broken = False
 """Whether `sabotage.py` shall break the model's layers."""
+overwritten = False
+"""Whether it shall overwrite a row of a page."""
 shared: list[list[int]] = []
 """How many of the indexer's rows each rank scored, whenever ranks shared them."""
 layers: Counter[str] = Counter()
@@ -72,6 +74,8 @@ class Recording:
             return
         if broken:
             sabotage.break_layers(runner.model)
+        if overwritten:
+            sabotage.overwrite_row(runner.model.model.layers[1].attn)
         keep_batch(runner)
         notice_dummy_runs(runner)
         # V1's runner calls it a drafter, V2's a speculator.

@@ -138,6 +138,30 @@ def miss_one_index(attention: Any) -> None:
     indexer.register_forward_hook(exchange, with_kwargs=True)
 
 
+def overwrite_row(attention: Any) -> None:
+    """A prompt that goes on behind cached pages finds in the last row of its window
+    what another token left there, in one layer and once."""
+    done: list[bool] = []
+
+    def overwrite(module: Any, args: Any, kwargs: Any) -> None:
+        metadata = get_forward_context().attn_metadata
+        positions = kwargs["positions"] if "positions" in kwargs else args[0]
+        first = int(positions[0])
+        # The step of a prompt has several tokens, that of an answer one.
+        if metadata is None or done or first == 0 or int(positions[-1]) == first:
+            return
+        layer = owner_of("swa_cache_layer", attention).swa_cache_layer
+        pages, table = layer.kv_cache, metadata[layer.prefix].block_table
+        rows = pages.shape[1]
+        page = pages[int(table[0, (first - 1) // rows])].flatten()
+        row = (first - 1) % rows
+        other = page[:TOKEN_BYTES].clone()
+        page[row * TOKEN_BYTES : (row + 1) * TOKEN_BYTES] = other
+        done.append(True)
+
+    attention.register_forward_pre_hook(overwrite, with_kwargs=True)
+
+
 def damage_page(attention: Any) -> None:
     """One of the first token's seven exponents grows, between two steps."""
     done: list[bool] = []

@@ -117,6 +117,8 @@ class Job:
     waves: tuple[tuple[Prompt, ...], ...]
     engine: tuple[tuple[str, Any], ...] = ()
     sabotage: bool = False
+    overwrites: bool = False
+    """Whether a row of a page is overwritten as soon as a step starts behind it."""
     counting: bool = False
     """Whether the launches of each layer are noted, and nothing else."""
     checkpoint: str = ""
@@ -337,6 +339,7 @@ class Engines:
                     "model": str(model),
                     "engine": dict(job.engine),
                     "sabotage": job.sabotage,
+                    "overwrites": job.overwrites,
                     "counting": job.counting,
                     "splits_keys": job.splits_keys,
                     "environment": {

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e.checks import check_same_logprobs, logprobs_of
 from e2e.serving import Engines, Job, Prompt
 
 pytestmark = pytest.mark.full
@@ -25,6 +26,7 @@ def test_windows_in_full_caches(engines: Engines, release: str) -> None:
     alone = engines.serve(release, ALONE)
     found = engines.serve(release, WITHOUT_HYBRID)
     assert found.new_tokens() == alone.new_tokens()
+    check_same_logprobs(logprobs_of(found), logprobs_of(alone))
 
 
 def test_example_connector_keeps_nothing(
@@ -44,5 +46,7 @@ def test_example_connector_keeps_nothing(
         splits_keys=False,
     )
     found = engines.serve(release, job)
-    assert found.new_tokens() == engines.serve(release, ALONE).new_tokens()
+    alone = engines.serve(release, ALONE)
+    assert found.new_tokens() == alone.new_tokens()
+    check_same_logprobs(logprobs_of(found), logprobs_of(alone))
     assert not list(tmp_path.iterdir())

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages that the device has no room for go to the host and come back as they were."""
 
+from dataclasses import replace
+
 import pytest
 
+from e2e.checks import TIGHT, check_attention, check_same_logprobs, logprobs_of
+from e2e.comparison import attention_errors
 from e2e.serving import Engines, Job, Prompt, Served
+from e2e.twin import Roundings, Twin
 
 pytestmark = [pytest.mark.newest, pytest.mark.full]
 
-LENGTH, PAGE = 260, 256
+LENGTH, PAGE = 290, 256
+"""Behind a page from the host there are still enough tokens for a step like that of the
+whole prompt: log-probabilities are the same."""
 FIRST, *OTHERS = (Prompt(LENGTH, 2, seed=seed) for seed in range(1, 5))
 WAVES = tuple((prompt,) for prompt in (FIRST, *OTHERS, FIRST))
 SMALL = (
@@ -32,6 +39,9 @@ OFFLOADED = Job(
     (*SMALL, ("kv_transfer_config", TRANSFER)),
     splits_keys=False,
 )
+OVERWRITTEN = replace(
+    OFFLOADED, name="an overwritten row of a page from the host", overwrites=True
+)
 
 
 def computed(result: Served) -> list[int]:
@@ -45,9 +55,29 @@ def computed(result: Served) -> list[int]:
     ]
 
 
-def test_pages_come_back_from_the_host(engines: Engines, release: str) -> None:
+def test_pages_come_back_from_the_host(
+    engines: Engines, twin: Twin, release: str
+) -> None:
     alone = engines.serve(release, ALONE)
     assert computed(alone) == [LENGTH] * len(WAVES)
     offloaded = engines.serve(release, OFFLOADED)
     assert computed(offloaded) == [LENGTH] * (len(WAVES) - 1) + [LENGTH - PAGE]
     assert offloaded.new_tokens() == alone.new_tokens()
+    check_same_logprobs(logprobs_of(offloaded), logprobs_of(alone))
+    check_attention(offloaded, twin)
+
+
+def test_an_overwritten_row_is_seen(engines: Engines, twin: Twin, release: str) -> None:
+    """By log-probabilities, and by what the attention of its layer gives; it may change
+    no token."""
+    alone = engines.serve(release, ALONE)
+    found = engines.serve(release, OVERWRITTEN)
+    assert computed(found)[-1] == LENGTH - PAGE
+    print("the same tokens:", found.new_tokens() == alone.new_tokens())
+    with pytest.raises(AssertionError, match=r"log-probabilities are \S+ apart"):
+        check_same_logprobs(logprobs_of(found), logprobs_of(alone))
+    errors = attention_errors(found.answer, twin, Roundings.of(found.answer))
+    print(*errors, sep="\n")
+    *_, last = (error for error in errors if error.layer == 1)
+    assert last.core > 2 * TIGHT
+    assert all(error.core <= TIGHT for error in errors if error is not last)

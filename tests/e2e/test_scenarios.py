@@ -3,7 +3,14 @@
 
 import pytest
 
-from e2e.checks import check_attention, check_experts, check_logits, check_same_tokens
+from e2e.checks import (
+    check_attention,
+    check_experts,
+    check_logits,
+    check_same_logprobs,
+    check_same_tokens,
+    logprobs_of,
+)
 from e2e.serving import Engines, Job, Prompt, Served
 from e2e.twin import Twin
 from e2e.verdicts import FLASH, WAVES
@@ -92,6 +99,7 @@ def test_a_cached_prefix_with_drafts(engines: Engines, release: str) -> None:
     result = engines.serve(release, TWICE)
     assert min(computed(result, 0)) == 0
     assert min(computed(result, 1)) == 256, "the prefix was not cached"
+    check_same_logprobs(logprobs_of(result, 1), logprobs_of(result, 0))
 
 
 @pytest.mark.serves(CROWDED)
@@ -100,9 +108,13 @@ def test_a_request_pushed_out(engines: Engines, twin: Twin, release: str) -> Non
     repeated = [n for n in range(3) if computed(result, n).count(0) > 1]
     assert repeated, "no request was pushed out"
     check_attention(result, twin)
+    check_experts(result, twin)
+    check_logits(result, twin)
 
 
 @pytest.mark.newest
 @pytest.mark.serves(FLASH, ONE_KIND)
 def test_without_the_hybrid_cache_manager(engines: Engines, release: str) -> None:
-    check_same_tokens(engines.serve(release, ONE_KIND), engines.serve(release, FLASH))
+    found, alone = (engines.serve(release, job) for job in (ONE_KIND, FLASH))
+    check_same_tokens(found, alone)
+    check_same_logprobs(logprobs_of(found), logprobs_of(alone))
