@@ -34,11 +34,11 @@ THINKING = {"chat_template_kwargs": {"thinking": True}, "thinking_token_budget":
 
 def ask(server: Server, mode: dict[str, Any], **given: Any) -> Any:
     extra = mode | given.pop("extra_body", {})
+    given.setdefault("max_completion_tokens", 120)
     return server.client.chat.completions.create(
         model=MODEL,
         temperature=0.0,
         messages=[{"role": "user", "content": "hi"}],
-        max_completion_tokens=120,
         extra_body=extra,
         **given,
     )
