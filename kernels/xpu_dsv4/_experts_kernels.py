@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""Products of routed experts: a tile of pairs of one expert times its weights.
+
+A pair is a token and one of its experts, `token * topk + place`. Rows of a tile that no
+pair has read those of its first pair, and are not stored: a load with a mask is a
+branch, and a row's values reach no other row.
+"""
+
+from ._experts_weights import LANES, TILE_K, WORDS, tile_scale, tile_values
+from ._triton import tl, triton
+
+
+@triton.jit
+def _load_rows(
+    x_row_ptrs,  # [1, 1, BLOCK_M] int32
+    blocks,  # [1, WARPS, 1]
+    WARPS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    LANES: tl.constexpr = LANES,
+):
+    """A block of 32 values of each row, `[WARPS, BLOCK_M, 32]` bf16, the even ones
+    first: the left operand of a product. A lane loads a word of two values."""
+    lane_offs = tl.arange(0, LANES)[:, None, None]  # [LANES, 1, 1]
+    words = tl.load(x_row_ptrs + (blocks * LANES + lane_offs))
+    even = words.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    odd = (words >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    x = tl.permute(tl.join(even, odd), (1, 2, 3, 0))  # [WARPS, BLOCK_M, 2, LANES]
+    return tl.reshape(x, (WARPS, BLOCK_M, 2 * LANES))
+
+
+@triton.jit
+def _products(
+    x_row_ptrs,  # [1, 1, BLOCK_M] int32
+    weight_ptr,
+    scale_ptr,
+    groups,  # [1, WARPS, GROUPS] int64
+    num_blocks,
+    EVEN_K: tl.constexpr,
+    WARPS_K: tl.constexpr,
+    WARPS_N: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    LANES: tl.constexpr = LANES,
+    WORDS: tl.constexpr = WORDS,
+):
+    """Rows times the groups of 16 columns of each sub-group, `[WARPS_N, BLOCK_M,
+    GROUPS, LANES]` fp32. `WARPS_K` sub-groups share the blocks along K."""
+    WARPS: tl.constexpr = WARPS_K * WARPS_N
+    warp_blocks = tl.arange(0, WARPS)[None, :] // WARPS_N  # [1, WARPS]
+    lane_offs = tl.arange(0, LANES)[:, None, None]
+    word_offs = tl.arange(0, WORDS)[None, None, None, :]
+    # Unknown to triton-xpu 3.3, which would else give a lane the scales of four columns
+    # and hand them on through shared local memory.
+    zero = num_blocks >> 31
+    acc = tl.zeros([WARPS, BLOCK_M, GROUPS * LANES], tl.float32)
+    for start in range(0, num_blocks, WARPS_K):
+        blocks = start + warp_blocks  # [1, WARPS]
+        if not EVEN_K:
+            has_block = blocks < num_blocks  # [1, WARPS]
+            blocks = tl.where(has_block, blocks, num_blocks - 1)
+        x = _load_rows(x_row_ptrs, blocks[:, :, None], WARPS, BLOCK_M)
+        # [LANES, WARPS, GROUPS]
+        lane_tiles = (groups * num_blocks + blocks[:, :, None]) * LANES + lane_offs
+        # [LANES, WARPS, GROUPS, WORDS]
+        words = tl.load(weight_ptr + (lane_tiles[:, :, :, None] * WORDS + word_offs))
+        exponents = tl.load(scale_ptr + (lane_tiles ^ zero)).to(tl.int32)
+        scales = tl.permute(tile_scale(exponents), (1, 2, 0))  # [WARPS, GROUPS, LANES]
+        scales = tl.reshape(scales, (WARPS, GROUPS * LANES))[:, None, :]
+        products = tl.dot(x, tile_values(words, WARPS, GROUPS))
+        if EVEN_K:
+            acc = tl.fma(products, tl.broadcast_to(scales, products.shape), acc)
+        else:
+            has_products = tl.permute(has_block, (1, 0))[:, :, None]
+            acc += tl.where(has_products, products * scales, 0.0)
+    acc = tl.reshape(acc, (WARPS_K, WARPS_N, BLOCK_M, GROUPS, LANES))
+    return tl.sum(acc, 0)
+
+
+@triton.jit
+def _tile_pairs(pairs_ptr, tile, BLOCK_M: tl.constexpr):
+    """The pairs of a tile, -1 where there is none, and the pairs whose rows to read,
+    `[BLOCK_M]` each."""
+    pairs = tl.load(pairs_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
+    first = tl.load(pairs_ptr + tile * BLOCK_M)
+    return pairs, tl.where(pairs >= 0, pairs, first)
+
+
+@triton.jit(do_not_specialize=["limit"])
+def _gate_up_kernel(
+    x_ptr,
+    weight_ptr,
+    scale_ptr,
+    tile_experts_ptr,
+    tile_pairs_ptr,
+    out_ptr,
+    num_blocks,
+    num_columns,
+    topk,
+    limit,
+    x_stride,
+    HAS_LIMIT: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    WARPS_K: tl.constexpr,
+    WARPS_N: tl.constexpr,
+    COLS: tl.constexpr,
+    LANES: tl.constexpr = LANES,
+):
+    """SwiGLU of `COLS` groups of 16 columns of each sub-group, for a tile of pairs.
+
+    `x_ptr` and `weight_ptr` point to int32 words.
+    """
+    tile = tl.program_id(1)
+    expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
+    if expert >= 0:
+        WARPS: tl.constexpr = WARPS_K * WARPS_N
+        WIDTH: tl.constexpr = WARPS_N * COLS * LANES
+        pairs, read_pairs = _tile_pairs(tile_pairs_ptr, tile, BLOCK_M)
+        rows = (read_pairs // topk).to(tl.int64)  # [BLOCK_M]
+        x_row_ptrs = x_ptr + (rows * x_stride)[None, None, :]
+        num_groups = num_columns // LANES
+        warp_offs = tl.arange(0, WARPS)[None, :] % WARPS_N
+        warp_groups = (tl.program_id(0) * WARPS_N + warp_offs) * COLS
+        group_offs = tl.arange(0, 2 * COLS)
+        group_offs = group_offs % 2 * num_groups + group_offs // 2
+        # [1, WARPS, 2 * COLS]: a group of the gate, then the same of the other half.
+        groups = warp_groups[:, :, None] + group_offs[None, None, :]
+        products = _products(
+            x_row_ptrs,
+            weight_ptr,
+            scale_ptr,
+            groups + expert * (2 * num_groups),
+            num_blocks,
+            EVEN_K,
+            WARPS_K,
+            WARPS_N,
+            2 * COLS,
+            BLOCK_M,
+        )
+        products = tl.reshape(products, (WARPS_N, BLOCK_M, COLS, 2, LANES))
+        gate, up = tl.split(tl.permute(products, (1, 0, 2, 4, 3)))
+        gate = tl.reshape(gate, (BLOCK_M, WIDTH))
+        up = tl.reshape(up, (BLOCK_M, WIDTH))
+        if HAS_LIMIT:
+            # A comparison with NaN is false, so NaN stays.
+            gate = tl.where(gate > limit, limit, gate)
+            up = tl.where(up > limit, limit, up)
+            up = tl.where(up < -limit, -limit, up)
+        values = gate / (1.0 + tl.exp(-gate)) * up
+        columns = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+        out_ptrs = (
+            out_ptr + pairs.to(tl.int64)[:, None] * num_columns + columns[None, :]
+        )
+        tl.store(out_ptrs, values.to(tl.bfloat16), mask=pairs[:, None] >= 0)
+
+
+@triton.jit
+def _down_kernel(
+    x_ptr,
+    weight_ptr,
+    scale_ptr,
+    tile_experts_ptr,
+    tile_pairs_ptr,
+    out_ptr,
+    num_blocks,
+    num_columns,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    WARPS_K: tl.constexpr,
+    WARPS_N: tl.constexpr,
+    COLS: tl.constexpr,
+    LANES: tl.constexpr = LANES,
+    TILE_K: tl.constexpr = TILE_K,
+):
+    """`COLS` groups of 16 columns of each sub-group, for a tile of pairs.
+
+    `x_ptr` and `weight_ptr` point to int32 words.
+    """
+    tile = tl.program_id(1)
+    expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
+    if expert >= 0:
+        WARPS: tl.constexpr = WARPS_K * WARPS_N
+        WIDTH: tl.constexpr = WARPS_N * COLS * LANES
+        pairs, read_pairs = _tile_pairs(tile_pairs_ptr, tile, BLOCK_M)
+        row_offs = read_pairs.to(tl.int64) * (num_blocks * (TILE_K // 2))  # [BLOCK_M]
+        warp_offs = tl.arange(0, WARPS)[None, :] % WARPS_N
+        warp_groups = (tl.program_id(0) * WARPS_N + warp_offs) * COLS
+        # [1, WARPS, COLS]
+        groups = warp_groups[:, :, None] + tl.arange(0, COLS)[None, None, :]
+        products = _products(
+            x_ptr + row_offs[None, None, :],
+            weight_ptr,
+            scale_ptr,
+            groups + expert * (num_columns // LANES),
+            num_blocks,
+            EVEN_K,
+            WARPS_K,
+            WARPS_N,
+            COLS,
+            BLOCK_M,
+        )
+        # [BLOCK_M, WARPS_N, COLS, LANES]
+        products = tl.permute(products, (1, 0, 2, 3)).to(tl.bfloat16)
+        columns = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+        out_ptrs = (
+            out_ptr + pairs.to(tl.int64)[:, None] * num_columns + columns[None, :]
+        )
+        products = tl.reshape(products, (BLOCK_M, WIDTH))
+        tl.store(out_ptrs, products, mask=pairs[:, None] >= 0)
