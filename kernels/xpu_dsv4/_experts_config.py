@@ -5,8 +5,9 @@
 from dataclasses import dataclass
 
 from ._experts_weights import LANES, TILE_K
-from ._launch import cdiv
 
+LONG = 64
+"""With as many blocks along K, sub-groups always share them."""
 FEWEST_SUB_GROUPS = 1024
 """With fewer sub-groups in a launch, more of them share the values along K."""
 
@@ -18,18 +19,16 @@ class Product:
     Attributes:
         warps_k: sub-groups that share the blocks along K.
         warps_n: sub-groups that share the columns.
-        cols: groups of 16 columns of a sub-group.
+        cols: pairs of groups of 16 columns of a sub-group, 1 or 2.
         even_k: whether `warps_k` divides the blocks along K.
+        programs: over all columns.
     """
 
     warps_k: int
     warps_n: int
     cols: int
     even_k: bool
-
-    def grid(self, columns: int) -> int:
-        """Programs over `columns` columns."""
-        return cdiv(columns, LANES * self.cols * self.warps_n)
+    programs: int
 
 
 def block_m(pairs: int, experts: int) -> int:
@@ -40,31 +39,19 @@ def block_m(pairs: int, experts: int) -> int:
     return 16 if mean <= 12 else 32
 
 
-def gate_up(tiles: int, depth: int, columns: int) -> Product:
-    """Of the product with K `depth` and `columns` columns of SwiGLU."""
-    cols = 2 if tiles * columns // LANES >= FEWEST_SUB_GROUPS else 1
-    warps_k = 4
-    groups = tiles * columns // (LANES * cols)
-    while warps_k < 16 and groups * warps_k < FEWEST_SUB_GROUPS:
-        warps_k *= 2
-    return Product(warps_k, 1, cols, depth // TILE_K % warps_k == 0)
-
-
-def down(tiles: int, depth: int, columns: int) -> Product:
-    """Of the product with K `depth` and `columns` columns."""
-    blocks = depth // TILE_K
-    cols = 2
-    while columns // LANES % cols:
-        cols //= 2
-    groups = tiles * columns // (LANES * cols)
-    warps_k = 1
+def product(tiles: int, depth: int, columns: int) -> Product:
+    """Of `tiles` tiles of pairs with `columns` columns of K `depth`."""
+    blocks, group_pairs = depth // TILE_K, columns // (2 * LANES)
+    many = tiles * group_pairs >= 2 * FEWEST_SUB_GROUPS
+    cols = 2 if many and group_pairs % 2 == 0 else 1
+    sub_groups = tiles * group_pairs // cols
+    warps_k = 4 if blocks >= LONG else 1
     while (
-        warps_k < 8
-        and blocks % (2 * warps_k) == 0
-        and groups * warps_k < FEWEST_SUB_GROUPS
+        warps_k < 16 and warps_k < blocks and sub_groups * warps_k < FEWEST_SUB_GROUPS
     ):
         warps_k *= 2
-    warps_n = 4 // warps_k if warps_k < 4 else 1
-    while columns // LANES % (cols * warps_n):
+    warps_n = max(4 // warps_k, 1)
+    while group_pairs % (cols * warps_n):
         warps_n //= 2
-    return Product(warps_k, warps_n, cols, True)
+    programs = group_pairs // (cols * warps_n)
+    return Product(warps_k, warps_n, cols, blocks % warps_k == 0, programs)

@@ -12,19 +12,39 @@ from ._triton import tl, triton
 
 
 @triton.jit
-def _load_rows(
+def _load(
     x_row_ptrs,  # [1, 1, BLOCK_M] int32
+    weight_ptr,
+    scale_ptr,
+    first_tiles,  # [LANES, WARPS, GROUPS]
     blocks,  # [1, WARPS, 1]
+    lane_offs,  # [LANES, 1, 1]
+    num_blocks,
+    LANES: tl.constexpr = LANES,
+    WORDS: tl.constexpr = WORDS,
+):
+    """Of a block along K: two values of each row in a word, `[LANES, WARPS, BLOCK_M]`,
+    the tiles' words, `[LANES, WARPS, GROUPS, WORDS]`, and their exponents. Blocks behind
+    the last are the last."""
+    blocks = tl.minimum(blocks, num_blocks - 1)
+    x_words = tl.load(x_row_ptrs + (blocks * LANES + lane_offs))
+    lane_tiles = first_tiles + blocks * LANES
+    word_offs = tl.arange(0, WORDS)[None, None, None, :]
+    words = tl.load(weight_ptr + (lane_tiles[:, :, :, None] * WORDS + word_offs))
+    return x_words, words, tl.load(scale_ptr + lane_tiles)
+
+
+@triton.jit
+def _rows(
+    x_words,  # [LANES, WARPS, BLOCK_M] int32
     WARPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     LANES: tl.constexpr = LANES,
 ):
-    """A block of 32 values of each row, `[WARPS, BLOCK_M, 32]` bf16, the even ones
-    first: the left operand of a product. A lane loads a word of two values."""
-    lane_offs = tl.arange(0, LANES)[:, None, None]  # [LANES, 1, 1]
-    words = tl.load(x_row_ptrs + (blocks * LANES + lane_offs))
-    even = words.to(tl.int16).to(tl.bfloat16, bitcast=True)
-    odd = (words >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    """A block of the rows, `[WARPS, BLOCK_M, 32]` bf16, the even values first: the left
+    operand of a product."""
+    even = x_words.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    odd = (x_words >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     x = tl.permute(tl.join(even, odd), (1, 2, 3, 0))  # [WARPS, BLOCK_M, 2, LANES]
     return tl.reshape(x, (WARPS, BLOCK_M, 2 * LANES))
 
@@ -34,7 +54,9 @@ def _products(
     x_row_ptrs,  # [1, 1, BLOCK_M] int32
     weight_ptr,
     scale_ptr,
-    groups,  # [1, WARPS, GROUPS] int64
+    expert,
+    num_groups,
+    groups,  # [1, WARPS, GROUPS] int32
     num_blocks,
     EVEN_K: tl.constexpr,
     WARPS_K: tl.constexpr,
@@ -45,45 +67,55 @@ def _products(
     WORDS: tl.constexpr = WORDS,
 ):
     """Rows times the groups of 16 columns of each sub-group, `[WARPS_N, BLOCK_M,
-    GROUPS, LANES]` fp32. `WARPS_K` sub-groups share the blocks along K."""
+    GROUPS, LANES]` fp32, of `num_groups` of an expert. `WARPS_K` sub-groups share the
+    blocks along K.
+
+    What a block needs is loaded an iteration ahead.
+    """
     WARPS: tl.constexpr = WARPS_K * WARPS_N
-    warp_blocks = tl.arange(0, WARPS)[None, :] // WARPS_N  # [1, WARPS]
-    lane_offs = tl.arange(0, LANES)[:, None, None]
-    word_offs = tl.arange(0, WORDS)[None, None, None, :]
-    # Unknown to triton-xpu 3.3, which would else give a lane the scales of four columns
-    # and hand them on through shared local memory.
+    expert_tiles = expert.to(tl.int64) * num_groups * num_blocks
+    weight_ptr += expert_tiles * (LANES * WORDS)
+    scale_ptr += expert_tiles * LANES
+    # Zero, but triton-xpu 3.3 does not know it. It would give a lane what four in a row
+    # load, and hand that on through shared local memory.
     zero = num_blocks >> 31
+    lane_offs = (tl.arange(0, LANES) ^ zero)[:, None, None]
+    warp_blocks = tl.arange(0, WARPS)[None, :, None] // WARPS_N  # [1, WARPS, 1]
+    # [LANES, WARPS, GROUPS]: an expert has less than 2^31 bytes.
+    first_tiles = groups * (num_blocks * LANES) + lane_offs
+    next_x, next_words, next_exponents = _load(
+        x_row_ptrs,
+        weight_ptr,
+        scale_ptr,
+        first_tiles,
+        warp_blocks,
+        lane_offs,
+        num_blocks,
+    )
     acc = tl.zeros([WARPS, BLOCK_M, GROUPS * LANES], tl.float32)
     for start in range(0, num_blocks, WARPS_K):
-        blocks = start + warp_blocks  # [1, WARPS]
-        if not EVEN_K:
-            has_block = blocks < num_blocks  # [1, WARPS]
-            blocks = tl.where(has_block, blocks, num_blocks - 1)
-        x = _load_rows(x_row_ptrs, blocks[:, :, None], WARPS, BLOCK_M)
-        # [LANES, WARPS, GROUPS]
-        lane_tiles = (groups * num_blocks + blocks[:, :, None]) * LANES + lane_offs
-        # [LANES, WARPS, GROUPS, WORDS]
-        words = tl.load(weight_ptr + (lane_tiles[:, :, :, None] * WORDS + word_offs))
-        exponents = tl.load(scale_ptr + (lane_tiles ^ zero)).to(tl.int32)
-        scales = tl.permute(tile_scale(exponents), (1, 2, 0))  # [WARPS, GROUPS, LANES]
+        x_words, words, exponents = next_x, next_words, next_exponents
+        next_x, next_words, next_exponents = _load(
+            x_row_ptrs,
+            weight_ptr,
+            scale_ptr,
+            first_tiles,
+            start + WARPS_K + warp_blocks,
+            lane_offs,
+            num_blocks,
+        )
+        scales = tile_scale(exponents.to(tl.int32))  # [LANES, WARPS, GROUPS]
+        scales = tl.permute(scales, (1, 2, 0))  # [WARPS, GROUPS, LANES]
         scales = tl.reshape(scales, (WARPS, GROUPS * LANES))[:, None, :]
+        x = _rows(x_words, WARPS, BLOCK_M)
         products = tl.dot(x, tile_values(words, WARPS, GROUPS))
         if EVEN_K:
             acc = tl.fma(products, tl.broadcast_to(scales, products.shape), acc)
         else:
-            has_products = tl.permute(has_block, (1, 0))[:, :, None]
-            acc += tl.where(has_products, products * scales, 0.0)
-    acc = tl.reshape(acc, (WARPS_K, WARPS_N, BLOCK_M, GROUPS, LANES))
-    return tl.sum(acc, 0)
-
-
-@triton.jit
-def _tile_pairs(pairs_ptr, tile, BLOCK_M: tl.constexpr):
-    """The pairs of a tile, -1 where there is none, and the pairs whose rows to read,
-    `[BLOCK_M]` each."""
-    pairs = tl.load(pairs_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
-    first = tl.load(pairs_ptr + tile * BLOCK_M)
-    return pairs, tl.where(pairs >= 0, pairs, first)
+            # [WARPS, 1, 1]
+            has_block = tl.permute(start + warp_blocks < num_blocks, (1, 0, 2))
+            acc += tl.where(has_block, products * scales, 0.0)
+    return tl.sum(tl.reshape(acc, (WARPS_K, WARPS_N, BLOCK_M, GROUPS, LANES)), 0)
 
 
 @triton.jit(do_not_specialize=["limit"])
@@ -112,12 +144,14 @@ def _gate_up_kernel(
     `x_ptr` and `weight_ptr` point to int32 words.
     """
     tile = tl.program_id(1)
-    expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
+    expert = tl.load(tile_experts_ptr + tile)
     if expert >= 0:
         WARPS: tl.constexpr = WARPS_K * WARPS_N
         WIDTH: tl.constexpr = WARPS_N * COLS * LANES
-        pairs, read_pairs = _tile_pairs(tile_pairs_ptr, tile, BLOCK_M)
-        rows = (read_pairs // topk).to(tl.int64)  # [BLOCK_M]
+        row_offs = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+        pairs = tl.load(tile_pairs_ptr + row_offs)  # [BLOCK_M]
+        first = tl.load(tile_pairs_ptr + tile * BLOCK_M)
+        rows = (tl.where(pairs >= 0, pairs, first) // topk).to(tl.int64)  # [BLOCK_M]
         x_row_ptrs = x_ptr + (rows * x_stride)[None, None, :]
         num_groups = num_columns // LANES
         warp_offs = tl.arange(0, WARPS)[None, :] % WARPS_N
@@ -130,7 +164,9 @@ def _gate_up_kernel(
             x_row_ptrs,
             weight_ptr,
             scale_ptr,
-            groups + expert * (2 * num_groups),
+            expert,
+            2 * num_groups,
+            groups,
             num_blocks,
             EVEN_K,
             WARPS_K,
@@ -149,10 +185,8 @@ def _gate_up_kernel(
             up = tl.where(up < -limit, -limit, up)
         values = gate / (1.0 + tl.exp(-gate)) * up
         columns = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-        out_ptrs = (
-            out_ptr + pairs.to(tl.int64)[:, None] * num_columns + columns[None, :]
-        )
-        tl.store(out_ptrs, values.to(tl.bfloat16), mask=pairs[:, None] >= 0)
+        out_ptrs = out_ptr + row_offs[:, None] * num_columns + columns[None, :]
+        tl.store(out_ptrs, values.to(tl.bfloat16))
 
 
 @triton.jit
@@ -173,34 +207,37 @@ def _down_kernel(
     LANES: tl.constexpr = LANES,
     TILE_K: tl.constexpr = TILE_K,
 ):
-    """`COLS` groups of 16 columns of each sub-group, for a tile of pairs.
+    """`2 * COLS` groups of 16 columns of each sub-group, for a tile of pairs.
 
     `x_ptr` and `weight_ptr` point to int32 words.
     """
     tile = tl.program_id(1)
-    expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
+    expert = tl.load(tile_experts_ptr + tile)
     if expert >= 0:
         WARPS: tl.constexpr = WARPS_K * WARPS_N
-        WIDTH: tl.constexpr = WARPS_N * COLS * LANES
-        pairs, read_pairs = _tile_pairs(tile_pairs_ptr, tile, BLOCK_M)
-        row_offs = read_pairs.to(tl.int64) * (num_blocks * (TILE_K // 2))  # [BLOCK_M]
+        WIDTH: tl.constexpr = WARPS_N * 2 * COLS * LANES
+        pairs = tl.load(tile_pairs_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
+        x_ptr += tile.to(tl.int64) * BLOCK_M * (num_blocks * (TILE_K // 2))
+        row_offs = tl.arange(0, BLOCK_M) * (num_blocks * (TILE_K // 2))  # [BLOCK_M]
         warp_offs = tl.arange(0, WARPS)[None, :] % WARPS_N
-        warp_groups = (tl.program_id(0) * WARPS_N + warp_offs) * COLS
-        # [1, WARPS, COLS]
-        groups = warp_groups[:, :, None] + tl.arange(0, COLS)[None, None, :]
+        warp_groups = (tl.program_id(0) * WARPS_N + warp_offs) * (2 * COLS)
+        # [1, WARPS, 2 * COLS]
+        groups = warp_groups[:, :, None] + tl.arange(0, 2 * COLS)[None, None, :]
         products = _products(
             x_ptr + row_offs[None, None, :],
             weight_ptr,
             scale_ptr,
-            groups + expert * (num_columns // LANES),
+            expert,
+            num_columns // LANES,
+            groups,
             num_blocks,
             EVEN_K,
             WARPS_K,
             WARPS_N,
-            COLS,
+            2 * COLS,
             BLOCK_M,
         )
-        # [BLOCK_M, WARPS_N, COLS, LANES]
+        # [BLOCK_M, WARPS_N, 2 * COLS, LANES]
         products = tl.permute(products, (1, 0, 2, 3)).to(tl.bfloat16)
         columns = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
         out_ptrs = (

@@ -82,7 +82,8 @@ def _sizes(
     """Bytes of tile experts, tile pairs, activated rows, and rows of `down`."""
     block_m = config.block_m(pairs, experts)
     tiles = num_tiles(pairs, experts, block_m)
-    return 4 * tiles, 4 * tiles * block_m, 2 * pairs * intermediate, 2 * pairs * hidden
+    rows = tiles * block_m
+    return 4 * tiles, 4 * rows, 2 * rows * intermediate, 2 * pairs * hidden
 
 
 def _check_weight(
@@ -247,14 +248,14 @@ def routed_experts(
         parts.append(workspace[start : start + size])
         start += cdiv(size, 16) * 16
     tile_experts, tile_pairs = (part.view(torch.int32) for part in parts[:2])
-    activated = parts[2].view(torch.bfloat16).view(pairs, columns)
+    activated = parts[2].view(torch.bfloat16)
     rows = parts[3].view(torch.bfloat16).view(pairs, hidden)
     block_m = config.block_m(pairs, experts)
     _route(topk_ids, expert_map, experts, tile_experts, tile_pairs, block_m)
     tiles = tile_experts.shape[0]
     x = _in_words(hidden_states)
-    first = config.gate_up(tiles, hidden, columns)
-    _gate_up_kernel[(first.grid(columns), tiles)](
+    first = config.product(tiles, hidden, 2 * columns)
+    _gate_up_kernel[(first.programs, tiles)](
         x,
         w13.view(torch.int32),
         w13_scale,
@@ -274,8 +275,8 @@ def routed_experts(
         COLS=first.cols,
         **launch_options(device, num_warps=first.warps_k * first.warps_n),
     )
-    second = config.down(tiles, columns, hidden)
-    _down_kernel[(second.grid(hidden), tiles)](
+    second = config.product(tiles, columns, hidden)
+    _down_kernel[(second.programs, tiles)](
         activated.view(torch.int32),
         w2.view(torch.int32),
         w2_scale,
