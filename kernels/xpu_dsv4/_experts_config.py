@@ -4,6 +4,7 @@
 
 from dataclasses import dataclass
 
+from ._experts_kernels import MANY_ROWS
 from ._experts_weights import LANES, TILE_K
 
 LONG = 64
@@ -22,6 +23,7 @@ class Product:
         cols: pairs of groups of 16 columns of a sub-group, 1 or 2.
         even_k: whether `warps_k` divides the blocks along K.
         programs: over all columns.
+        grf: registers of a thread.
     """
 
     warps_k: int
@@ -29,29 +31,37 @@ class Product:
     cols: int
     even_k: bool
     programs: int
+    grf: int
 
 
 def block_m(pairs: int, experts: int) -> int:
     """Pairs of a tile, if `pairs` pairs fall evenly on `experts` experts."""
     mean = pairs / max(min(pairs, experts), 1)
-    if mean <= 4:
-        return 8
-    return 16 if mean <= 12 else 32
+    for size, most in ((8, 4), (16, 12), (32, 28)):
+        if mean <= most:
+            return size
+    return 64
 
 
-def product(tiles: int, depth: int, columns: int) -> Product:
-    """Of `tiles` tiles of pairs with `columns` columns of K `depth`."""
+def product(rows: int, tiles: int, depth: int, columns: int) -> Product:
+    """Of `tiles` tiles of `rows` pairs with `columns` columns of K `depth`.
+
+    A sub-group has as many columns as registers allow without a spill.
+    """
     blocks, group_pairs = depth // TILE_K, columns // (2 * LANES)
-    many = tiles * group_pairs >= 2 * FEWEST_SUB_GROUPS
-    cols = 2 if many and group_pairs % 2 == 0 else 1
+    cols = 2 if rows == 32 else 1
+    if rows == 8 and tiles * group_pairs >= 2 * FEWEST_SUB_GROUPS:
+        cols = 2
+    if group_pairs % cols:
+        cols = 1
     sub_groups = tiles * group_pairs // cols
-    warps_k = 4 if blocks >= LONG else 1
-    while (
-        warps_k < 16 and warps_k < blocks and sub_groups * warps_k < FEWEST_SUB_GROUPS
-    ):
+    warps_k = 4 if blocks >= LONG and rows < MANY_ROWS else 1
+    most = min(16, blocks)
+    while warps_k < most and sub_groups * warps_k < FEWEST_SUB_GROUPS:
         warps_k *= 2
     warps_n = max(4 // warps_k, 1)
     while group_pairs % (cols * warps_n):
         warps_n //= 2
     programs = group_pairs // (cols * warps_n)
-    return Product(warps_k, warps_n, cols, blocks % warps_k == 0, programs)
+    grf = 256 if rows >= MANY_ROWS else 128
+    return Product(warps_k, warps_n, cols, blocks % warps_k == 0, programs, grf)

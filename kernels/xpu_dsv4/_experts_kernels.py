@@ -10,6 +10,9 @@ branch, and a row's values reach no other row.
 from ._experts_weights import LANES, TILE_K, WORDS, tile_scale, tile_values
 from ._triton import tl, triton
 
+MANY_ROWS = 32
+"""From as many rows in a tile on, scales multiply values."""
+
 
 @triton.jit
 def _load(
@@ -24,8 +27,8 @@ def _load(
     WORDS: tl.constexpr = WORDS,
 ):
     """Of a block along K: two values of each row in a word, `[LANES, WARPS, BLOCK_M]`,
-    the tiles' words, `[LANES, WARPS, GROUPS, WORDS]`, and their exponents. Blocks behind
-    the last are the last."""
+    the tiles' words, `[LANES, WARPS, GROUPS, WORDS]`, and their exponents. A block
+    behind the last is the last."""
     blocks = tl.minimum(blocks, num_blocks - 1)
     x_words = tl.load(x_row_ptrs + (blocks * LANES + lane_offs))
     lane_tiles = first_tiles + blocks * LANES
@@ -59,6 +62,7 @@ def _products(
     groups,  # [1, WARPS, GROUPS] int32
     num_blocks,
     EVEN_K: tl.constexpr,
+    SCALE_VALUES: tl.constexpr,
     WARPS_K: tl.constexpr,
     WARPS_N: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -70,7 +74,8 @@ def _products(
     GROUPS, LANES]` fp32, of `num_groups` of an expert. `WARPS_K` sub-groups share the
     blocks along K.
 
-    What a block needs is loaded an iteration ahead.
+    What a block needs is loaded an iteration ahead. A scale multiplies the products of
+    its block, or, in tiles of many rows, the values: that takes fewer instructions.
     """
     WARPS: tl.constexpr = WARPS_K * WARPS_N
     expert_tiles = expert.to(tl.int64) * num_groups * num_blocks
@@ -104,17 +109,18 @@ def _products(
             lane_offs,
             num_blocks,
         )
-        scales = tile_scale(exponents.to(tl.int32))  # [LANES, WARPS, GROUPS]
-        scales = tl.permute(scales, (1, 2, 0))  # [WARPS, GROUPS, LANES]
-        scales = tl.reshape(scales, (WARPS, GROUPS * LANES))[:, None, :]
+        if not EVEN_K:
+            x_words = tl.where(start + warp_blocks < num_blocks, x_words, 0)
         x = _rows(x_words, WARPS, BLOCK_M)
-        products = tl.dot(x, tile_values(words, WARPS, GROUPS))
-        if EVEN_K:
-            acc = tl.fma(products, tl.broadcast_to(scales, products.shape), acc)
+        scales = tile_scale(exponents.to(tl.int32))  # [LANES, WARPS, GROUPS]
+        if SCALE_VALUES:
+            values = tile_values(words, scales[:, :, :, None], WARPS, GROUPS)
+            acc = tl.dot(x, values, acc)
         else:
-            # [WARPS, 1, 1]
-            has_block = tl.permute(start + warp_blocks < num_blocks, (1, 0, 2))
-            acc += tl.where(has_block, products * scales, 0.0)
+            scales = tl.permute(scales, (1, 2, 0))  # [WARPS, GROUPS, LANES]
+            scales = tl.reshape(scales, (WARPS, GROUPS * LANES))[:, None, :]
+            products = tl.dot(x, tile_values(words, 1.0, WARPS, GROUPS))
+            acc = tl.fma(products, tl.broadcast_to(scales, products.shape), acc)
     return tl.sum(tl.reshape(acc, (WARPS_K, WARPS_N, BLOCK_M, GROUPS, LANES)), 0)
 
 
@@ -138,6 +144,7 @@ def _gate_up_kernel(
     WARPS_N: tl.constexpr,
     COLS: tl.constexpr,
     LANES: tl.constexpr = LANES,
+    MANY_ROWS: tl.constexpr = MANY_ROWS,
 ):
     """SwiGLU of `COLS` groups of 16 columns of each sub-group, for a tile of pairs.
 
@@ -148,8 +155,8 @@ def _gate_up_kernel(
     if expert >= 0:
         WARPS: tl.constexpr = WARPS_K * WARPS_N
         WIDTH: tl.constexpr = WARPS_N * COLS * LANES
-        row_offs = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
-        pairs = tl.load(tile_pairs_ptr + row_offs)  # [BLOCK_M]
+        row_offs = tl.arange(0, BLOCK_M)  # [BLOCK_M]
+        pairs = tl.load(tile_pairs_ptr + tile * BLOCK_M + row_offs)  # [BLOCK_M]
         first = tl.load(tile_pairs_ptr + tile * BLOCK_M)
         rows = (tl.where(pairs >= 0, pairs, first) // topk).to(tl.int64)  # [BLOCK_M]
         x_row_ptrs = x_ptr + (rows * x_stride)[None, None, :]
@@ -169,6 +176,7 @@ def _gate_up_kernel(
             groups,
             num_blocks,
             EVEN_K,
+            BLOCK_M >= MANY_ROWS,
             WARPS_K,
             WARPS_N,
             2 * COLS,
@@ -185,7 +193,8 @@ def _gate_up_kernel(
             up = tl.where(up < -limit, -limit, up)
         values = gate / (1.0 + tl.exp(-gate)) * up
         columns = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-        out_ptrs = out_ptr + row_offs[:, None] * num_columns + columns[None, :]
+        out_ptr += tile.to(tl.int64) * BLOCK_M * num_columns
+        out_ptrs = out_ptr + (row_offs[:, None] * num_columns + columns[None, :])
         tl.store(out_ptrs, values.to(tl.bfloat16))
 
 
@@ -205,6 +214,7 @@ def _down_kernel(
     WARPS_N: tl.constexpr,
     COLS: tl.constexpr,
     LANES: tl.constexpr = LANES,
+    MANY_ROWS: tl.constexpr = MANY_ROWS,
     TILE_K: tl.constexpr = TILE_K,
 ):
     """`2 * COLS` groups of 16 columns of each sub-group, for a tile of pairs.
@@ -232,6 +242,7 @@ def _down_kernel(
             groups,
             num_blocks,
             EVEN_K,
+            BLOCK_M >= MANY_ROWS,
             WARPS_K,
             WARPS_N,
             2 * COLS,

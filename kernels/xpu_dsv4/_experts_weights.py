@@ -39,26 +39,28 @@ def tile_scale(exponent, MANTISSA_BITS: tl.constexpr = MANTISSA_BITS):
 @triton.jit
 def _part_values(
     words,  # [LANES, WARPS, GROUPS, WORDS] int32
+    scales,  # 1.0, or [LANES, WARPS, GROUPS, 1]
     PART: tl.constexpr,
 ):
     """The even (PART 0) or odd values of tiles, two more axes of 2 behind, bf16."""
-    v0 = mxfp4_nibble(words, 1.0, PART)  # [LANES, WARPS, GROUPS, WORDS] each
-    v1 = mxfp4_nibble(words, 1.0, 2 + PART)
-    v2 = mxfp4_nibble(words, 1.0, 4 + PART)
-    v3 = mxfp4_nibble(words, 1.0, 6 + PART)
+    v0 = mxfp4_nibble(words, scales, PART)  # [LANES, WARPS, GROUPS, WORDS] each
+    v1 = mxfp4_nibble(words, scales, 2 + PART)
+    v2 = mxfp4_nibble(words, scales, 4 + PART)
+    v3 = mxfp4_nibble(words, scales, 6 + PART)
     return tl.join(tl.join(v0, v2), tl.join(v1, v3))
 
 
 @triton.jit
 def tile_values(
     words,  # [LANES, WARPS, GROUPS, WORDS] int32
+    scales,  # 1.0, or [LANES, WARPS, GROUPS, 1]
     WARPS: tl.constexpr,
     GROUPS: tl.constexpr,
     LANES: tl.constexpr = LANES,
 ):
-    """The values of tiles without their scales, `[WARPS, 32, GROUPS * LANES]` bf16, the
+    """The values of tiles times `scales`, `[WARPS, 32, GROUPS * LANES]` bf16, the
     even ones first: the right operand of a product."""
     # [LANES, WARPS, GROUPS, WORDS, 2, 2, 2]
-    values = tl.join(_part_values(words, 0), _part_values(words, 1))
+    values = tl.join(_part_values(words, scales, 0), _part_values(words, scales, 1))
     values = tl.permute(values, (1, 6, 3, 4, 5, 2, 0))
     return tl.reshape(values, (WARPS, 2 * LANES, GROUPS * LANES))

@@ -254,7 +254,7 @@ def routed_experts(
     _route(topk_ids, expert_map, experts, tile_experts, tile_pairs, block_m)
     tiles = tile_experts.shape[0]
     x = _in_words(hidden_states)
-    first = config.product(tiles, hidden, 2 * columns)
+    first = config.product(block_m, tiles, hidden, 2 * columns)
     _gate_up_kernel[(first.programs, tiles)](
         x,
         w13.view(torch.int32),
@@ -273,9 +273,11 @@ def routed_experts(
         WARPS_K=first.warps_k,
         WARPS_N=first.warps_n,
         COLS=first.cols,
-        **launch_options(device, num_warps=first.warps_k * first.warps_n),
+        **launch_options(
+            device, num_warps=first.warps_k * first.warps_n, grf=first.grf
+        ),
     )
-    second = config.product(tiles, columns, hidden)
+    second = config.product(block_m, tiles, columns, hidden)
     _down_kernel[(second.programs, tiles)](
         activated.view(torch.int32),
         w2.view(torch.int32),
@@ -290,7 +292,9 @@ def routed_experts(
         WARPS_K=second.warps_k,
         WARPS_N=second.warps_n,
         COLS=second.cols,
-        **launch_options(device, num_warps=second.warps_k * second.warps_n),
+        **launch_options(
+            device, num_warps=second.warps_k * second.warps_n, grf=second.grf
+        ),
     )
     _combine_kernel[(tokens, cdiv(hidden, BLOCK_D))](
         rows,

@@ -107,7 +107,8 @@ def compare(call: Call, device: torch.device) -> torch.Tensor:
         (7, 3, 4, 64, 96),
         (16, 2, 4, 64, 32),
         (17, 3, 2, 32, 32),
-        (70, 1, 2, 32, 32),
+        (50, 1, 2, 32, 32),
+        (70, 1, 2, 64, 32),
     ],
 )
 def test_shapes(tokens, topk, count, hidden, intermediate, device):
