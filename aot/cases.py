@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterator
 
-from . import cases_attention, cases_indexer, cases_layer
+from . import cases_attention, cases_experts, cases_indexer, cases_layer
 from .shapes import SHIPPED, Case, Sizes
 
 GROUPS: tuple[Callable[[Sizes], Iterator[Case]], ...] = (
@@ -22,6 +22,7 @@ GROUPS: tuple[Callable[[Sizes], Iterator[Case]], ...] = (
     cases_layer.compressor_cases,
     cases_layer.inv_rope_cases,
     cases_layer.nvfp4_cases,
+    cases_experts.experts_cases,
 )
 
 

@@ -17,7 +17,7 @@ import torch
 from kernels.xpu_dsv4 import _decode_config
 from kernels.xpu_dsv4.range_prefill import MOST_HEADS
 
-from . import cases_attention, cases_indexer, cases_layer
+from . import cases_attention, cases_experts, cases_indexer, cases_layer
 from .cases import cases
 from .model import devices
 from .record import LaunchRecord, record_cases
@@ -296,6 +296,17 @@ def _layer(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
     )
     for name, made in cases_layer.delayed_calls(tokens):
         yield f"mhc delayed {name}", made
+    for ranks in cases_experts.PARALLEL:
+        for kind in ("tensor", "expert"):
+            yield (
+                f"experts, {ranks} {kind}-parallel",
+                partial(
+                    cases_experts.experts,
+                    cases_experts.EXPERTS[0],
+                    tokens,
+                    **{kind: ranks},
+                ),
+            )
     yield (
         "nvfp4",
         call(

@@ -4,13 +4,14 @@
 
 from dataclasses import dataclass
 
+from . import _decode_config
 from ._experts_kernels import MANY_ROWS
 from ._experts_weights import LANES, TILE_K
 
+SUB_GROUPS_A_CORE = 32
+"""With fewer sub-groups on an Xe-core, more of them share the values along K."""
 LONG = 64
 """With as many blocks along K, sub-groups always share them."""
-FEWEST_SUB_GROUPS = 1024
-"""With fewer sub-groups in a launch, more of them share the values along K."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,15 @@ def product(rows: int, tiles: int, depth: int, columns: int) -> Product:
     """
     blocks, group_pairs = depth // TILE_K, columns // (2 * LANES)
     cols = 2 if rows == 32 else 1
-    if rows == 8 and tiles * group_pairs >= 2 * FEWEST_SUB_GROUPS:
+    fewest = SUB_GROUPS_A_CORE * _decode_config._xe_cores()
+    if rows == 8 and 2 * tiles * group_pairs >= fewest:
         cols = 2
     if group_pairs % cols:
         cols = 1
     sub_groups = tiles * group_pairs // cols
     warps_k = 4 if blocks >= LONG and rows < MANY_ROWS else 1
     most = min(16, blocks)
-    while warps_k < most and sub_groups * warps_k < FEWEST_SUB_GROUPS:
+    while warps_k < most and sub_groups * warps_k < fewest:
         warps_k *= 2
     warps_n = max(4 // warps_k, 1)
     while group_pairs % (cols * warps_n):

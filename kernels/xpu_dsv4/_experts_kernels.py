@@ -124,7 +124,7 @@ def _products(
     return tl.sum(tl.reshape(acc, (WARPS_K, WARPS_N, BLOCK_M, GROUPS, LANES)), 0)
 
 
-@triton.jit(do_not_specialize=["limit"])
+@triton.jit(do_not_specialize=["num_blocks", "topk", "limit"])
 def _gate_up_kernel(
     x_ptr,
     weight_ptr,
@@ -198,7 +198,7 @@ def _gate_up_kernel(
         tl.store(out_ptrs, values.to(tl.bfloat16))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def _down_kernel(
     x_ptr,
     weight_ptr,

@@ -41,7 +41,9 @@ def local_expert(
     return tl.where(here, experts, -1).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
+@triton.jit(
+    do_not_specialize=["num_pairs", "topk", "num_global", "num_experts", "ids_stride"]
+)
 def _route_few_kernel(
     ids_ptr,
     expert_map_ptr,
@@ -60,9 +62,9 @@ def _route_few_kernel(
     of that expert's pairs come before it."""
     own = tl.program_id(0)
     pair_offs = tl.arange(0, BLOCK_P)  # [BLOCK_P]
-    id_ptrs = ids_ptr + pair_offs // topk * ids_stride + pair_offs % topk
-    ids = tl.load(id_ptrs, mask=pair_offs < num_pairs, other=-1)  # [BLOCK_P]
-    own_id = tl.load(ids_ptr + own // topk * ids_stride + own % topk)
+    id_offs = pair_offs + pair_offs // topk * (ids_stride - topk)  # [BLOCK_P]
+    ids = tl.load(ids_ptr + id_offs, mask=pair_offs < num_pairs, other=-1)
+    own_id = tl.load(ids_ptr + own + own // topk * (ids_stride - topk))
     experts = local_expert(ids, expert_map_ptr, num_global, num_experts, HAS_MAP)
     expert = local_expert(own_id, expert_map_ptr, num_global, num_experts, HAS_MAP)
     same = ((experts == expert) & (experts >= 0)).to(tl.int32)  # [BLOCK_P]
@@ -78,7 +80,37 @@ def _route_few_kernel(
     tl.store(tile_pairs_ptr + own * BLOCK_M + row_offs, -1, mask=empty)
 
 
-@triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
+@triton.jit
+def _load_experts(
+    pairs,  # [CHUNK]
+    ids_ptr,
+    expert_map_ptr,
+    num_pairs,
+    topk,
+    num_global,
+    num_experts,
+    ids_stride,
+    HAS_MAP: tl.constexpr,
+    IS_FLAT: tl.constexpr,
+):
+    """The expert on this rank of each pair, or -1, `[CHUNK]`."""
+    id_ptrs = ids_ptr + pairs  # [CHUNK]
+    if not IS_FLAT:
+        id_ptrs += (pairs // topk).to(tl.int64) * (ids_stride - topk)
+    ids = tl.load(id_ptrs, mask=pairs < num_pairs, other=-1)  # [CHUNK]
+    return local_expert(ids, expert_map_ptr, num_global, num_experts, HAS_MAP)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_pairs",
+        "num_tiles",
+        "topk",
+        "num_global",
+        "num_experts",
+        "ids_stride",
+    ]
+)
 def _route_many_kernel(
     ids_ptr,
     expert_map_ptr,
@@ -91,6 +123,7 @@ def _route_many_kernel(
     num_experts,
     ids_stride,
     HAS_MAP: tl.constexpr,
+    IS_FLAT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -105,9 +138,18 @@ def _route_many_kernel(
     equal = tl.zeros([CHUNK], tl.int32)  # [CHUNK]
     for start in range(0, num_pairs, CHUNK):
         pairs = start + chunk_offs  # [CHUNK]
-        id_ptrs = ids_ptr + (pairs // topk).to(tl.int64) * ids_stride + pairs % topk
-        ids = tl.load(id_ptrs, mask=pairs < num_pairs, other=-1)  # [CHUNK]
-        experts = local_expert(ids, expert_map_ptr, num_global, num_experts, HAS_MAP)
+        experts = _load_experts(
+            pairs,
+            ids_ptr,
+            expert_map_ptr,
+            num_pairs,
+            topk,
+            num_global,
+            num_experts,
+            ids_stride,
+            HAS_MAP,
+            IS_FLAT,
+        )
         smaller += ((experts >= 0) & (experts < expert)).to(tl.int32)
         equal += (experts == expert).to(tl.int32)
     before = tl.sum(smaller, 0)
@@ -124,9 +166,18 @@ def _route_many_kernel(
     found = 0
     for start in range(0, num_pairs, CHUNK):
         pairs = start + chunk_offs  # [CHUNK]
-        id_ptrs = ids_ptr + (pairs // topk).to(tl.int64) * ids_stride + pairs % topk
-        ids = tl.load(id_ptrs, mask=pairs < num_pairs, other=-1)  # [CHUNK]
-        experts = local_expert(ids, expert_map_ptr, num_global, num_experts, HAS_MAP)
+        experts = _load_experts(
+            pairs,
+            ids_ptr,
+            expert_map_ptr,
+            num_pairs,
+            topk,
+            num_global,
+            num_experts,
+            ids_stride,
+            HAS_MAP,
+            IS_FLAT,
+        )
         same = (experts == expert).to(tl.int32)  # [CHUNK]
         places = found + tl.cumsum(same, 0) - 1  # [CHUNK]
         found += tl.sum(same, 0)
@@ -136,14 +187,15 @@ def _route_many_kernel(
     tl.store(tile_pairs_ptr + first * BLOCK_M + row_offs, -1, mask=row_mask)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(
+    do_not_specialize=["num_global", "num_experts", "ids_stride", "weights_stride"]
+)
 def _combine_kernel(
     rows_ptr,
     ids_ptr,
     weights_ptr,
     expert_map_ptr,
     out_ptr,
-    num_tokens,
     num_columns,
     num_global,
     num_experts,

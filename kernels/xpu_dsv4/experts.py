@@ -29,6 +29,8 @@ from ._experts_route import (
 from ._experts_weights import LANES, TILE_K
 from ._launch import cdiv, launch_options, next_power_of_2
 
+FEW_PAIRS = 64
+"""So many pairs one sub-group looks through."""
 TILE_BYTES = TILE_K // 2
 """Bytes of a column in a tile."""
 BLOCK_D = 1024
@@ -302,7 +304,6 @@ def routed_experts(
         topk_weights,
         topk_ids if expert_map is None else expert_map,
         out,
-        tokens,
         hidden,
         experts if expert_map is None else expert_map.shape[0],
         experts,
@@ -332,6 +333,7 @@ def _route(
     known = experts if expert_map is None else expert_map.shape[0]
     numbers = (topk, known, experts, topk_ids.stride(0))
     if by_pair(pairs, experts, block_m):
+        few = pairs <= FEW_PAIRS
         _route_few_kernel[(pairs,)](
             topk_ids,
             *where,
@@ -339,8 +341,8 @@ def _route(
             *numbers,
             HAS_MAP=has_map,
             BLOCK_M=block_m,
-            BLOCK_P=max(next_power_of_2(pairs), 16),
-            **launch_options(topk_ids.device, num_warps=1 if pairs <= 64 else 4),
+            BLOCK_P=FEW_PAIRS if few else next_power_of_2(max(pairs, CHUNK // 2)),
+            **launch_options(topk_ids.device, num_warps=1 if few else 4),
         )
         return
     _route_many_kernel[(experts,)](
@@ -350,7 +352,8 @@ def _route(
         tile_experts.shape[0],
         *numbers,
         HAS_MAP=has_map,
+        IS_FLAT=topk_ids.stride(0) == topk,
         BLOCK_M=block_m,
-        CHUNK=CHUNK,
-        **launch_options(topk_ids.device, num_warps=8),
+        CHUNK=CHUNK if pairs > CHUNK // 2 else CHUNK // 2,
+        **launch_options(topk_ids.device, num_warps=4),
     )
