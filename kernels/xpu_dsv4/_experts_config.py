@@ -25,6 +25,7 @@ class Product:
         even_k: whether `warps_k` divides the blocks along K.
         programs: over all columns.
         grf: registers of a thread.
+
     """
 
     warps_k: int

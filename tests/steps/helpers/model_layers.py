@@ -156,6 +156,40 @@ def linear(config: Any, inputs: int, outputs: int, *, backend: str = "auto") -> 
         )
 
 
+def experts_config(
+    *,
+    activation: str,
+    num_experts: int,
+    topk: int,
+    hidden: int,
+    inter: int,
+    model_limit: float | None = None,
+    **others: Any,
+) -> Any:
+    """The config of routed experts on one rank. `activation` is a name of
+    `MoEActivation`, `others` are more of its fields."""
+    moe = layout.module(f"{layout.FUSED_MOE}.config")
+    act = layout.module(f"{layout.FUSED_MOE}.activation").MoEActivation[activation]
+    names = {field.name for field in dataclasses.fields(moe.FusedMoEConfig)}
+    whole = "intermediate_size" in names
+    limits = {} if model_limit is None else {"swiglu_limit": model_limit}
+    return moe.FusedMoEConfig(
+        num_experts=num_experts,
+        experts_per_token=topk,
+        hidden_dim=hidden,
+        **{"intermediate_size" if whole else "intermediate_size_per_partition": inter},
+        num_local_experts=num_experts,
+        num_logical_experts=num_experts,
+        activation=act,
+        device=layout.device(),
+        routing_method=moe.RoutingMethodType.Default,
+        moe_parallel_config=moe.FusedMoEParallelConfig.make_no_parallel(),
+        in_dtype=torch.bfloat16,
+        **limits,
+        **others,
+    )
+
+
 def mxfp4_experts(
     scales: Sequence[torch.Tensor],
     *,
@@ -173,25 +207,14 @@ def mxfp4_experts(
     `scales` are those of w13 and w2; `activation` is a name of `MoEActivation`. The
     quantization's config carries `limit`, that of the experts `model_limit`.
     """
-    moe = layout.module(f"{layout.FUSED_MOE}.config")
     oracle = layout.module(f"{layout.FUSED_MOE}.oracle.mxfp4")
-    act = layout.module(f"{layout.FUSED_MOE}.activation").MoEActivation[activation]
-    names = {field.name for field in dataclasses.fields(moe.FusedMoEConfig)}
-    whole = "intermediate_size" in names
-    limits = {} if model_limit is None else {"swiglu_limit": model_limit}
-    config = moe.FusedMoEConfig(
+    config = experts_config(
+        activation=activation,
         num_experts=num_experts,
-        experts_per_token=topk,
-        hidden_dim=hidden,
-        **{"intermediate_size" if whole else "intermediate_size_per_partition": inter},
-        num_local_experts=num_experts,
-        num_logical_experts=num_experts,
-        activation=act,
-        device=layout.device(),
-        routing_method=moe.RoutingMethodType.Default,
-        moe_parallel_config=moe.FusedMoEParallelConfig.make_no_parallel(),
-        in_dtype=torch.bfloat16,
-        **limits,
+        topk=topk,
+        hidden=hidden,
+        inter=inter,
+        model_limit=model_limit,
     )
     backend = oracle.Mxfp4MoeBackend.XPU
     quantization = oracle.make_mxfp4_moe_quant_config(
@@ -214,7 +237,7 @@ def mxfp4_experts(
             w2=w2,
             topk_weights=topk_weights,
             topk_ids=topk_ids,
-            activation=act,
+            activation=config.activation,
             global_num_experts=num_experts,
             expert_map=None,
             a1q_scale=None,
