@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Engram on XPU: what is refused, whether the tables fit, and a gather by the CPU."""
+"""Engram on XPU: what is refused, whether the tables fit, where their rows lie in host
+memory, and a gather by the CPU."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import torch
+from torch import nn
 
 import vllm.envs as envs
 from vllm.config import CUDAGraphMode, ParallelConfig, VllmConfig
@@ -15,6 +17,7 @@ from vllm.distributed.utils import get_pp_indices
 from vllm.logger import init_logger
 from vllm.utils.math_utils import cdiv, next_power_of_2
 from vllm.utils.mem_constants import GiB_bytes
+from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor
 
 if TYPE_CHECKING:
     from vllm.models.deepseek_v41.common.engram import EngramLayout
@@ -22,6 +25,16 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 QUANT_BLOCK = 32
+PIECE_BYTES = 1 << 30
+"""Of a pinned allocation, at most. Torch takes powers of two, so that a table in one
+would take up to twice its size; and XPU buffers above 16 GiB were reported to crash when
+they are read (LMCache/LMCache#4129)."""
+PIECE_STEP = 4096
+"""Rows of a piece are a multiple: the kernel is compiled for their number."""
+_ONE, _SCALE_OF_ONE = 0x38, 127
+"""The codes of one in E4M3 and UE8M0."""
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Names the host: containers of one share its memory, whatever they are called."""
 
@@ -69,10 +82,12 @@ def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) ->
     pinned = engram.cpu_offload and not envs.VLLM_XPU_ENGRAM_CPU_GATHER
 
     def size(table: int) -> int:
-        values = heads * max(map(max, layout.primes[table])) * layout.head_dim
-        sizes = values, values // QUANT_BLOCK
-        # Pinned memory comes in powers of two.
-        return sum(map(next_power_of_2, sizes) if pinned else sizes)
+        """Bytes of the largest of a table's shards."""
+        columns = [size for order in layout.primes[table] for size in order]
+        rows = max(sum(columns[n : n + heads]) for n in range(0, len(columns), heads))
+        if pinned:
+            return sum(map(next_power_of_2, piece_sizes(rows, layout.head_dim)))
+        return rows * (layout.head_dim + layout.head_dim // QUANT_BLOCK)
 
     each = [sum(map(size, found)) for found in tables]
     ranks = {
@@ -80,7 +95,7 @@ def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) ->
         for rank in range(torch.distributed.get_world_size())
         if tables[_stage_of(rank, parallel)]
     }
-    host_free = psutil.virtual_memory().available
+    host_free = free_host_memory()
     device_free = torch.accelerator.get_memory_info()[0]
     hosts = _hosts_of(list(ranks))
     if engram.cpu_offload:
@@ -107,6 +122,117 @@ def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) ->
             f"{free / GiB_bytes:.2f} GiB are free: {(needed - free) / GiB_bytes:.2f} "
             f"GiB are missing; {instead}"
         )
+
+
+def free_host_memory() -> int:
+    """Bytes that this process may still take: of the host, and of the memory limits of
+    its cgroup and of those around it, whichever is least. Where a container sees its own
+    cgroup as the root, that one's files are there."""
+    free = [psutil.virtual_memory().available]
+    for line in OWN_CGROUP.read_text().splitlines() if OWN_CGROUP.is_file() else []:
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            mount, names = CGROUPS / "memory", _CGROUP_V1
+        elif not controllers:
+            mount, names = CGROUPS, _CGROUP_V2
+        else:
+            continue
+        own = mount / path.lstrip("/")
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(mount):
+                free += _left_in_cgroup(folder, *names)
+    return min(free)
+
+
+_CGROUP_V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+_CGROUP_V2 = "memory.max", "memory.current", "inactive_file"
+
+
+def _left_in_cgroup(folder: Path, limit: str, usage: str, cache: str) -> list[int]:
+    """What a cgroup has left, with the file cache that it would give back; empty if it
+    has no limit."""
+    try:
+        most = (folder / limit).read_text().strip()
+        used = int((folder / usage).read_text())
+        described = (folder / "memory.stat").read_text().split()
+    except OSError:
+        return []
+    if most == "max":
+        return []
+    statistics = dict(zip(described[::2], map(int, described[1::2])))
+    return [max(int(most) - used + statistics.get(cache, 0), 0)]
+
+
+def piece_sizes(rows: int, dim: int) -> list[int]:
+    """Bytes of each pinned piece of a table of `rows` rows of `dim` values."""
+    each, scales = piece_rows(rows, dim), dim // QUANT_BLOCK
+    return [
+        each * dim + min(each, rows - first) * scales for first in range(0, rows, each)
+    ]
+
+
+def piece_rows(rows: int, dim: int) -> int:
+    """Rows of each piece but the last, which has the rest."""
+    pieces = cdiv(rows * (dim + dim // QUANT_BLOCK), PIECE_BYTES)
+    return cdiv(cdiv(rows, pieces), PIECE_STEP) * PIECE_STEP
+
+
+class PinnedRows:
+    """A table in pieces of pinned host memory, each of values and, behind the place of
+    its last row, scales.
+
+    Args:
+        rows: of the table.
+        dim: FP8 values of a row; it has a scale, a byte, for each 32.
+
+    """
+
+    def __init__(self, rows: int, dim: int) -> None:
+        self.rows, self.dim = piece_rows(rows, dim), dim
+        self.pieces = [
+            # Model initialization may be inside a device context.
+            torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+            for size in piece_sizes(rows, dim)
+        ]
+        self._pointers: torch.Tensor | None = None
+
+    def load(self, param: nn.Parameter, loaded_weight: torch.Tensor) -> None:
+        """Load this rank's rows of values, or of scales in UE8M0.
+
+        Args:
+            param: on the meta device; `engram_vocab_start` is its first row.
+            loaded_weight: `[rows of all ranks, dim or dim // 32]`, of 8 bits.
+
+        """
+        rows, width = param.shape
+        shard = loaded_weight.narrow(0, param.engram_vocab_start, rows)
+        assert shard.shape == param.shape and shard.itemsize == 1
+        for part, held in zip(
+            shard.view(torch.uint8).split(self.rows), self.parts(width)
+        ):
+            held[: len(part)].copy_(part)
+
+    def fill(self) -> None:
+        """Make every row ones with a scale of one, as dummy weights are."""
+        for piece in self.pieces:
+            piece[: self.rows * self.dim] = _ONE
+            piece[self.rows * self.dim :] = _SCALE_OF_ONE
+
+    def parts(self, width: int) -> list[torch.Tensor]:
+        """Each piece's values, or scales, by the width of a row, `[rows, width]`."""
+        space = self.rows * self.dim
+        return [
+            (piece[:space] if width == self.dim else piece[space:]).view(-1, width)
+            for piece in self.pieces
+        ]
+
+    def pointers(self, device: torch.device) -> torch.Tensor:
+        """Where the device reads each piece, `[pieces]`, int64."""
+        if self._pointers is None:
+            self._views = list(map(get_accelerator_view_from_cpu_tensor, self.pieces))
+            addresses = [view.data_ptr() for view in self._views]
+            self._pointers = torch.tensor(addresses, dtype=torch.int64, device=device)
+        return self._pointers
 
 
 def _tables_of_stages(

@@ -35,3 +35,5 @@ class DSparkXPUModel(dspark.DSparkDeepseekV4Model):
 
 class DSparkDeepseekV4ForCausalLM(dspark.DSparkDeepseekV4ForCausalLM):
     model_cls = DSparkXPUModel
+    requires_scales = True
+    reads_draft = True

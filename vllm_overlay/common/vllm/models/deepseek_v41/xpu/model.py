@@ -30,3 +30,4 @@ class DeepseekV41XPULLMForCausalLM(model.DeepseekV41LLMForCausalLM):
 
 class DeepseekV41ForCausalLM(vl_model.DeepseekV41ForCausalLM):
     language_model_cls = DeepseekV41XPULLMForCausalLM
+    requires_scales = True
