@@ -327,7 +327,21 @@ class Engines:
             pool.shutdown(wait=False, cancel_futures=True)
         self._server.close()
 
+    def lacking(self, release: str, job: Job) -> dict[str, dict[str, str]]:
+        """By model class and tensor, what a start would say without the tensor; empty
+        if nothing."""
+        found: dict[str, dict[str, str]] = self._answer(
+            release, job, True, "e2e.lacking"
+        )[0]
+        return found
+
     def _serve(self, release: str, job: Job, patched: bool) -> Served:
+        return Served(job, *self._answer(release, job, patched, "e2e.engine"))
+
+    def _answer(
+        self, release: str, job: Job, patched: bool, program: str
+    ) -> tuple[Any, str, float]:
+        """What a program wrote down, the end of its log, and its seconds."""
         pinned = load(self.project)[release]
         tree = f"{release}-{'patched' if patched else 'untouched'}"
         name = f"{tree}-{job.name}"
@@ -351,10 +365,10 @@ class Engines:
                 }
             )
         )
-        words = ("e2e.engine", str(order), str(answer))
+        words = (program, str(order), str(answer))
         lines, seconds = self._run(pinned, patched, words, IMPORTED)
         result = torch.load(answer, weights_only=False)
-        return Served(job, result, "\n".join(lines[-200:]), seconds)
+        return result, "\n".join(lines[-200:]), seconds
 
     def others(
         self, release: str, patched: bool, models: Sequence[Model]

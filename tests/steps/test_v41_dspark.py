@@ -2,11 +2,13 @@
 """DSpark of V4.1 on XPU drafts with the layers of XPU's model."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from helpers import layout, model_configs, v41
+from helpers.loading import model_classes
 
 ARCHITECTURE = "DSparkV41DraftModel"
 DRAFT = {
@@ -53,6 +55,54 @@ def test_its_layers(tmp_path: Path) -> None:
     assert found == [("DeepseekV41XPUDecoderLayer", "DeepseekV41XPUAttention", 4)] * 2
 
 
+@pytest.mark.unchanged
+def test_every_class_names_what_a_checkpoint_lacks() -> None:
+    kinds = model_classes()
+    assert kinds, "no model is served"
+    for name, kind in kinds.items():
+        assert kind.requires_scales, name
+
+
+def stage_of(folder: Path, rank: int) -> Any:
+    """The target's layers of one of two stages, before the second's first source."""
+    config = configured(folder)
+    group = SimpleNamespace(
+        world_size=2, rank_in_group=rank, is_first_rank=not rank, is_last_rank=rank == 1
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (
+            "vllm.distributed.parallel_state",
+            "vllm.model_executor.models.utils",
+            f"{NVIDIA}.model",
+        ):
+            patch.setattr(
+                layout.module(name), "get_pp_group", lambda: group, raising=False
+            )
+        patch.setenv("VLLM_PP_LAYER_PARTITION", "2,2")
+        model = v41.built(config).language_model.model
+        model._set_aux_hidden_state_layers((1, 2, 3))
+    return model
+
+
+def test_the_draft_s_inputs_cross_the_stages(tmp_path: Path) -> None:
+    """The target says so, sends those of the first stage, and has the embedding that
+    the draft shares on the last. Layer 2 is the first of the second stage: what enters
+    it is made on the first."""
+    try:
+        first, last = stage_of(tmp_path, 0), stage_of(tmp_path, 1)
+    except ValueError as error:
+        pytest.fail(str(error))
+    assert last.supports_aux_hidden_states_over_pp
+    assert isinstance(last.embed_tokens, type(first.embed_tokens))
+    assert last._aux_upstream_total_cached == 2
+    states = [torch.full((2, 3), float(n)) for n in range(2)]
+    sent = first.pack_local_aux_hidden_states(states)
+    found = last.collect_remote_aux_hidden_states(
+        layout.module("vllm.sequence").IntermediateTensors(sent)
+    )
+    assert all(map(torch.equal, found, states))
+
+
 def test_keys_are_inserted_without_queries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +123,11 @@ def test_keys_are_inserted_without_queries(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"method": "ngram", "prompt_lookup_max": 2}, "drafting method ngram"),
+        (
+            {"method": "ngram", "prompt_lookup_max": 2},
+            "drafting method ngram.*'{\"method\": \"dspark\", "
+            "\"num_speculative_tokens\": 3}'",
+        ),
         ({"enable_adaptive_verification": True}, "enable_adaptive_verification"),
     ],
     ids=["ngram", "adaptive"],

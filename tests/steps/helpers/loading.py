@@ -33,6 +33,22 @@ def deepseek_v4() -> Any:
     return registry.ModelRegistry.models["DeepseekV4ForCausalLM"].load_model_cls()
 
 
+def model_classes() -> dict[str, Any]:
+    """Every class of a DeepSeek-V4 or V4.1 and its drafts that the release serves on
+    XPU, by architecture."""
+    registry = layout.module("vllm.model_executor.models.registry").ModelRegistry
+    found = {
+        name: entry.load_model_cls()
+        for name, entry in registry.models.items()
+        if ".deepseek_v4" in getattr(entry, "module_name", "")
+    }
+    return {
+        name: kind
+        for name, kind in found.items()
+        if not any(base.__name__ == "UnsupportedModel" for base in kind.__mro__)
+    }
+
+
 def message(
     monkeypatch: pytest.MonkeyPatch,
     tensors: dict[str, torch.Tensor],
@@ -47,8 +63,9 @@ def message(
     config.model_config.quantization = "fp8"
     config.model_config.multimodal_config = None
     model = made(dtype)
-    if hasattr(owner, "requires_scales"):
-        model.requires_scales = owner.requires_scales
+    for name in ("requires_scales", "reads_draft"):
+        if hasattr(owner, name):
+            setattr(model, name, getattr(owner, name))
 
     def given(*_: object) -> Iterator[tuple[str, torch.Tensor]]:
         yield from tensors.items()

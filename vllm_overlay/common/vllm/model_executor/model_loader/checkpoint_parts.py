@@ -92,13 +92,14 @@ class PartsCheck:
         unset = [name for name in unset if not _is_unused(name, parameters, draft)]
         scales = [name for layer, name in noted.quantized if layer not in noted.scaled]
         scales = scales or [name for name in unset if name.endswith(_SCALE_ENDS)]
+        owner = "The checkpoint's draft" if draft else "The checkpoint"
         if scales:
-            raise ValueError(f"The checkpoint has no scale for {_listed(scales)}")
+            raise ValueError(f"{owner} has no scale for {_listed(scales)}")
         lacking = [f"{layer}.weight" for layer in sorted(noted.scaled - noted.weighted)]
         lacking = lacking or _parts_of_experts(noted.experts)
         lacking = lacking or _parts_of_layers(noted.weighted, model) or unset
         if lacking:
-            raise ValueError(f"The checkpoint lacks {_listed(lacking)}")
+            raise ValueError(f"{owner} lacks {_listed(lacking)}")
 
 
 class _Noted:

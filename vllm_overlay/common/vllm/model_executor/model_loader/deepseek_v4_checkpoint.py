@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Refuses tensors of a DeepSeek-V4 checkpoint that XPU would load as other values.
+"""Refuses tensors of a checkpoint of DeepSeek-V4 or V4.1 that XPU would load as other
+values.
 
 A parameter takes whatever is copied into it. Exponent bytes become large numbers,
 scales between two powers of two are rounded, and of a tensor that is too large only a
@@ -34,13 +35,14 @@ from vllm.model_executor.model_loader.deepseek_v4_layouts import (
 from vllm.utils.math_utils import cdiv
 
 _FP8_BLOCK = (128, 128)
+_MXFP8_BLOCK = (32, 32)
 _MXFP4_GROUP = (1, 32)
 _E8M0 = torch.float8_e8m0fnu
 _E8M0_NAN = 0xFF
 _MANTISSA_BITS = 23
 _QUANTIZED = re.compile(
     r"\.(attn\.w(?:q_a|q_b|kv|o_a|o_b)|attn\.indexer\.wq_b|e_proj|h_proj|main_proj"
-    r"|ffn\.(?:shared_experts|experts\.\d+)\.w[123])"
+    r"|engram\.(?:wkv|embed)|ffn\.(?:shared_experts|experts\.\d+)\.w[123])"
     r"\.([a-z0-9_]+)$"
 )
 _COMPRESSOR = re.compile(
@@ -125,6 +127,9 @@ class _Published:
 
     def __init__(self, config: Any) -> None:
         self.has_fp8_experts = getattr(config, "expert_dtype", "fp4") == "fp8"
+        # V4.1 has scales of other blocks, and compressors that overlap nowhere.
+        self.is_v41 = hasattr(config, "kv_source_layer_ids")
+        self.block = _MXFP8_BLOCK if self.is_v41 else _FP8_BLOCK
         self.num_experts = config.n_routed_experts
         # transformers keeps the published ratios as the kinds of layers.
         self.ratios = getattr(config, "compress_ratios", None) or [
@@ -212,7 +217,7 @@ class _Published:
                 scale = scale.view(_E8M0)
         else:
             _check_dtype(name, scale, _E8M0, torch.float32)
-            self.check_shape(name, layer, scale, _FP8_BLOCK)
+            self.check_shape(name, layer, scale, self.block)
         if scale.dtype == torch.float32:
             if not ((scale >= 0) & scale.isfinite()).all():
                 raise ValueError(f"{name} has a scale that is negative or not finite")
@@ -226,7 +231,8 @@ class _Published:
     ) -> None:
         """Entries of ratio 4 are made of two blocks, each by rows of its own."""
         head = self.index_head_dim if indexer else self.head_dim
-        rows = head * (2 if self.ratios[layer] == 4 else 1)
+        overlaps = self.ratios[layer] == 4 and not self.is_v41
+        rows = head * (2 if overlaps else 1)
         if weight.shape != (rows, self.hidden):
             raise ValueError(
                 f"{name} is {tuple(weight.shape)}; XPU reads {(rows, self.hidden)} "
@@ -238,7 +244,7 @@ class _Published:
 
     def _shape_of(self, layer: str) -> tuple[int, int] | None:
         """Rows and columns; None for main_proj, whose width the draft's config alone
-        knows."""
+        knows, and for Engram, whose rows are compared when they are copied."""
         if ".experts." in layer:
             layer = layer.rpartition(".")[2]
         return self.shapes.get(layer)

@@ -27,8 +27,8 @@ logger = init_logger(__name__)
 QUANT_BLOCK = 32
 PIECE_BYTES = 1 << 30
 """Of a pinned allocation, at most. Torch takes powers of two, so that a table in one
-would take up to twice its size; and XPU buffers above 16 GiB were reported to crash when
-they are read (LMCache/LMCache#4129)."""
+would take up to twice its size; and XPU buffers above 16 GiB were reported to crash
+when they are read (LMCache/LMCache#4129)."""
 PIECE_STEP = 4096
 """Rows of a piece are a multiple: the kernel is compiled for their number."""
 _ONE, _SCALE_OF_ONE = 0x38, 127
@@ -126,8 +126,8 @@ def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) ->
 
 def free_host_memory() -> int:
     """Bytes that this process may still take: of the host, and of the memory limits of
-    its cgroup and of those around it, whichever is least. Where a container sees its own
-    cgroup as the root, that one's files are there."""
+    its cgroup and of those around it, whichever is least. A container may see the files
+    of its own cgroup as those of the root."""
     free = [psutil.virtual_memory().available]
     for line in OWN_CGROUP.read_text().splitlines() if OWN_CGROUP.is_file() else []:
         _, controllers, path = line.split(":", 2)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run inside an installed vLLM: `python -m e2e.lacking JOB RESULT` starts one engine, and
+writes down which tensors of its checkpoint it would miss.
+
+JOB is one of `engine.py`. Each model that the engine loads, its draft too, takes the
+whole checkpoint first, and then each tensor alone, which tells what parameters that
+tensor fills. The check of parts then sees the checkpoint without it.
+"""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from e2e import engine
+
+
+def verdicts(loader: Any, model: Any, config: Any) -> dict[str, str]:
+    """By tensor that `model` reads, what the check says without it; empty if nothing."""
+    from vllm.model_executor.model_loader.checkpoint_parts import PartsCheck
+
+    tensors = dict(loader.get_all_weights(config, model))
+    fills = {
+        name: set(model.load_weights([(name, tensor)]))
+        for name, tensor in tensors.items()
+    }
+    filled = Counter(name for names in fills.values() for name in names)
+    found = {}
+    for lost, names in fills.items():
+        if not names:
+            continue
+        parts = PartsCheck(loader.local_expert_ids)
+        rest = ((name, tensor) for name, tensor in tensors.items() if name != lost)
+        for _ in parts.noted(rest):
+            pass
+        left = {name for name in filled if filled[name] > (name in names)}
+        try:
+            parts.check(model, left)
+        except ValueError as error:
+            known = {lost, *names}
+            found[lost] = str(error) if any(n in str(error) for n in known) else ""
+        else:
+            found[lost] = ""
+    return found
+
+
+def main() -> None:
+    job, answer = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    found: dict[str, dict[str, str]] = {}
+    whole: Any = DefaultModelLoader.load_weights
+
+    def load_weights(self: Any, model: Any, config: Any) -> None:
+        whole(self, model, config)
+        found[type(model).__name__] = verdicts(self, model, config)
+        whole(self, model, config)
+
+    DefaultModelLoader.load_weights = load_weights  # type: ignore[method-assign]
+    engine.generate(job)
+    torch.save(found, answer)
+
+
+if __name__ == "__main__":
+    main()
