@@ -2,11 +2,13 @@
 """DSpark's draft model of V4.1 through the engine: its tokens are those without it, and
 its own layers are those of the float32 twin."""
 
+import json
+import re
 from dataclasses import replace
 
 import pytest
 from test_dspark import METHOD, rows_of_steps
-from test_v41 import KIND, MIXED, SHORT, TWO_RANKS, TWO_STAGES
+from test_v41 import AS_PUBLISHED, KIND, MIXED, SHORT, TWO_RANKS
 
 from e2e import dspark, v41
 from e2e.checks import check_attention, check_experts, check_same_tokens
@@ -19,7 +21,6 @@ from e2e.v41_draft_twin import V41DraftTwin
 pytestmark = pytest.mark.newest
 
 NAME = f"{KIND} with drafts"
-STAGED = f"{NAME}, Engram of two stages"
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +69,37 @@ def test_two_ranks(engines: Engines, release: str) -> None:
 
 
 @pytest.mark.full
-def test_two_stages(engines: Engines, release: str) -> None:
-    """vLLM's model does not pass what the draft reads from stage to stage."""
-    engines.add_checkpoint(STAGED, v41.EngramOfTwoStages(0, {}))
+@pytest.mark.serves(SHORT)
+@pytest.mark.parametrize("targets", [(3, 4, 5), (4, 5), (1, 2, 5)], ids=str)
+def test_two_stages(engines: Engines, release: str, targets: tuple[int, ...]) -> None:
+    """The second begins at layer 3: what the draft reads of the layers up to it is sent
+    there, and nothing of those behind it."""
+    plain = engines.serve(release, SHORT)
+    known = successors(plain)
+    name = f"{NAME}, targets {targets}"
+    writer = type("Targets", (v41.V41,), {"target_layers": targets})
+    engines.add_checkpoint(name, writer(0, known))
+    one = drafting(replace(SHORT, name=f"v4.1, short, {targets}"), name)
+    two = replace(AS_PUBLISHED, name=f"v4.1, two stages, {targets}", waves=SHORT.waves)
+    alone, staged = (engines.serve(release, job) for job in (one, drafting(two, name)))
+    check_same_tokens(staged, plain)
+    assert staged.answer["drafts"] == alone.answer["drafts"]
+    check_attention(staged, engines.twin_of(name))
+
+
+@pytest.mark.full
+def test_the_advice_for_drafts_starts(engines: Engines, release: str) -> None:
+    engines.add_checkpoint(f"{NAME}, advised", v41.V41(0, {}))
+    job = drafting(replace(SHORT, name="v4.1, n-grams"), f"{NAME}, advised")
+    engine = dict(job.engine)
+    engine["speculative_config"] = {
+        "method": "ngram",
+        "num_speculative_tokens": 2,
+        "prompt_lookup_max": 3,
+    }
     with pytest.raises(EngineStopped) as stopped:
-        engines.serve(release, drafting(TWO_STAGES, STAGED))
-    assert "does not support dspark with pipeline parallelism" in str(stopped.value)
+        engines.serve(release, replace(job, engine=tuple(engine.items())))
+    (advice,) = set(re.findall(r"--speculative-config '(\{.*?\})'", str(stopped.value)))
+    engine["speculative_config"] = json.loads(advice)
+    name = "v4.1, drafts as advised"
+    engines.serve(release, replace(job, name=name, engine=tuple(engine.items())))

@@ -103,6 +103,8 @@ DRAFT = {
         "ffn.shared_experts.w3.weight": SCALE,
         "ffn.experts.0.w1.weight": SCALE,
         "ffn.experts.0.w2.weight": SCALE,
+        "ffn.experts.1.w1.weight": SCALE,
+        "ffn.experts.1.w2.weight": SCALE,
     }.items()
 }
 
@@ -155,10 +157,7 @@ class Gated(Model):
 COMPRESSORS = {
     NAME: FP8,
     "part.scale": SCALE,
-    **{
-        f"layers.{layer}.compressor.wkv.weight": SCALE
-        for layer in range(3)
-    },
+    **{f"layers.{layer}.compressor.wkv.weight": SCALE for layer in range(3)},
 }
 
 

@@ -446,6 +446,16 @@ def test_the_first_model_runner_is_refused(
         layer()
 
 
+def test_too_few_rows_are_named(config: Any) -> None:
+    short = small_config()
+    short.engram_num_embeddings = [20000, 300]
+    made = object.__new__(tables().Engram)
+    torch.nn.Module.__init__(made)
+    with pytest.raises((ValueError, AssertionError)) as error:
+        made._create_embedding(layout.module(ENGRAM).EngramLayout(short), 1)
+    assert "engram_num_embeddings[1] is 300" in str(error.value), "not refused in words"
+
+
 def test_a_gather_by_the_cpu_needs_eager_steps(
     config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,8 +125,8 @@ def test_keys_are_inserted_without_queries(
     [
         (
             {"method": "ngram", "prompt_lookup_max": 2},
-            "drafting method ngram.*'{\"method\": \"dspark\", "
-            "\"num_speculative_tokens\": 3}'",
+            'drafting method ngram.*\'{"method": "dspark", '
+            '"num_speculative_tokens": 3}\'',
         ),
         ({"enable_adaptive_verification": True}, "enable_adaptive_verification"),
     ],

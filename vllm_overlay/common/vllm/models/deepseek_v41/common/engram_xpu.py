@@ -52,6 +52,13 @@ def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) ->
         ValueError: a setting has no path on XPU, or the tables do not fit.
 
     """
+    rows, needed = layout.num_embeddings[layer], sum(map(sum, layout.primes[layer]))
+    if rows < needed:
+        raise ValueError(
+            f"engram_num_embeddings[{layer}] is {rows} in config.json, but the columns "
+            f"of Engram's table of layer {layout.layer_ids[layer]} have {needed} rows: "
+            "take config.json and weights from one checkpoint"
+        )
     tables = _tables_of_stages(vllm_config, layout)
     stage = get_pp_group().rank_in_group
     if layer != tables[stage][0]:
