@@ -50,30 +50,9 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     import torch
 
-    from e2e import recording
-
-    recording.broken = bool(job.get("sabotage"))
-    recording.overwritten = bool(job.get("overwrites"))
-    recording.counting = bool(job.get("counting"))
-    os.environ.update(job.get("environment", {}))
-    from vllm import LLM
-    from vllm.engine.arg_utils import EngineArgs
-
-    if engine_ops := sys.modules.get(OPS):
-        engine_ops.provide()
-    # A model's class is looked at here, not in a process that imports vLLM anew.
-    registry: Any = importlib.import_module("vllm.model_executor.models.registry")
-    registry._run_in_subprocess = lambda look: look()
-    if not job.get("splits_keys", True):
-        split_no_keys()
-    given = {**ENGINE, **job.get("engine", {})}
-    if hasattr(EngineArgs, HASH):
-        # Images are hashed; the default needs a package that nothing else here does.
-        given.setdefault(HASH, "sha256")
-    # Drafts are counted by the statistics alone.
-    drafting = "speculative_config" in given
-    llm = LLM(model=job["model"], **given | {"disable_log_stats": not drafting})
+    llm = start(job)
     ready = time.perf_counter()
+    drafting = "speculative_config" in job.get("engine", {})
     waves = []
     for number, wave in enumerate(job["waves"]):
         if number == job.get("recorded_waves"):
@@ -99,6 +78,33 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
         "seconds_to_serve": served - ready,
         "cpu_seconds": sum({**dict(r["process"] for r in ranks), **own()}.values()),
     }
+
+
+def start(job: dict[str, Any]) -> Any:
+    """The job's `LLM`."""
+    from e2e import recording
+
+    recording.broken = bool(job.get("sabotage"))
+    recording.overwritten = bool(job.get("overwrites"))
+    recording.counting = bool(job.get("counting"))
+    os.environ.update(job.get("environment", {}))
+    from vllm import LLM
+    from vllm.engine.arg_utils import EngineArgs
+
+    if engine_ops := sys.modules.get(OPS):
+        engine_ops.provide()
+    # A model's class is looked at here, not in a process that imports vLLM anew.
+    registry: Any = importlib.import_module("vllm.model_executor.models.registry")
+    registry._run_in_subprocess = lambda look: look()
+    if not job.get("splits_keys", True):
+        split_no_keys()
+    given = {**ENGINE, **job.get("engine", {})}
+    if hasattr(EngineArgs, HASH):
+        # Images are hashed; the default needs a package that nothing else here does.
+        given.setdefault(HASH, "sha256")
+    # Drafts are counted by the statistics alone.
+    drafting = "speculative_config" in given
+    return LLM(model=job["model"], **given | {"disable_log_stats": not drafting})
 
 
 def own() -> dict[int, float]:

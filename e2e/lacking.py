@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run inside an installed vLLM: `python -m e2e.lacking JOB RESULT` starts one engine, and
-writes down which tensors of its checkpoint it would miss.
+"""Run inside an installed vLLM: `python -m e2e.lacking JOB RESULT` starts one engine,
+and writes down which tensors of its checkpoint it would miss.
 
 JOB is one of `engine.py`. Each model that the engine loads, its draft too, takes the
 whole checkpoint first, and then each tensor alone, which tells what parameters that
@@ -19,7 +19,7 @@ from e2e import engine
 
 
 def verdicts(loader: Any, model: Any, config: Any) -> dict[str, str]:
-    """By tensor that `model` reads, what the check says without it; empty if nothing."""
+    """By tensor that `model` reads, what the check says without it; "" for nothing."""
     from vllm.model_executor.model_loader.checkpoint_parts import PartsCheck
 
     tensors = dict(loader.get_all_weights(config, model))
@@ -60,7 +60,7 @@ def main() -> None:
         whole(self, model, config)
 
     DefaultModelLoader.load_weights = load_weights  # type: ignore[method-assign]
-    engine.generate(job)
+    engine.start(job)
     torch.save(found, answer)
 
 

@@ -77,7 +77,8 @@ def break_v41(layers: Any) -> None:
         return join(*args, pre_mix=pre_mix, **kwargs)
 
     model.mhc_shifted_post_pre = join_by_own_mixes  # type: ignore[attr-defined]
-    layers[2].engram.embed_tokens.weight.data.view(torch.uint8).zero_()
+    for piece in layers[2].engram.embed_tokens._pinned.pieces:
+        piece.zero_()
     layers[4].attn.indexer.indexer_op.candidate_blocks = None
     buffer = layers[3].attn.topk_indices_buffer
     earlier = buffer.clone()

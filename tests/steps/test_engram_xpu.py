@@ -123,7 +123,7 @@ def expected_rows(made: Any, ids: torch.Tensor) -> torch.Tensor:
     not have is zero."""
     values, scales = made.drawn
     ids = ids.long().cpu()
-    owned = (ids >= 0) & (ids < made.weight.shape[0])
+    owned = (ids >= 0) & (ids < made.part_num_embeddings)
     rows, exponents = values.double(), scales.double() - 127
     rows = rows * torch.exp2(exponents).repeat_interleave(QUANT_BLOCK, dim=1)
     chosen = rows[ids.where(owned, 0)]
@@ -134,10 +134,10 @@ def drawn_ids(made: Any, tokens: int) -> torch.Tensor:
     """Ids of all rows, some dead and some beyond the table."""
     generator = torch.Generator().manual_seed(tokens)
     shape = (tokens, COLUMNS)
-    ids = torch.randint(0, len(made.weight), shape, generator=generator)
+    ids = torch.randint(0, made.part_num_embeddings, shape, generator=generator)
     kind = torch.randint(0, 8, shape, generator=generator)
     ids[kind == 0] = DEAD
-    ids[kind == 1] = len(made.weight)
+    ids[kind == 1] = made.part_num_embeddings
     ids[kind == 2] = 2**31 - 1
     return ids.int().to(layout.device())
 

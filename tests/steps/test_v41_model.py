@@ -68,6 +68,44 @@ def test_wo_a_is_unpacked_exactly(tmp_path: Path) -> None:
     assert torch.equal(wo_a.weight.cpu().float(), codes.float() * whole)
 
 
+def scale(columns: int, rows: int = 256) -> torch.Tensor:
+    """Powers of two, one for each 32 x 32 of a layer."""
+    exponents = torch.arange(rows // 32 * (columns // 32)) % 8 - 12
+    return torch.exp2(exponents.float()).view(rows // 32, columns // 32)
+
+
+def test_float32_scales_keep_their_values(tmp_path: Path) -> None:
+    model = end_of_start(tmp_path)
+    wo_b = model.language_model.model.layers[0].attn.wo_b
+    rows, columns = wo_b.weight.shape
+    given = scale(columns, rows)
+    model.load_weights([("layers.0.attn.wo_b.scale", given)])
+    held = wo_b.weight_scale.data.cpu().view(torch.uint8).int() - 127
+    held = torch.exp2(held.float())
+    # Each row has its own.
+    assert torch.equal(held, given.repeat_interleave(len(held) // len(given), 0))
+
+
+WRONG = {
+    "wo_b.scale": (lambda rows, columns: scale(columns, rows) * 1.1, "powers of two"),
+    "wo_b.scale ": (lambda rows, columns: scale(columns, rows).bfloat16(), "bfloat16"),
+    "wo_b.scale  ": (lambda rows, columns: scale(columns, rows)[:1], "32 x 32"),
+    "wo_b.weight": (lambda rows, columns: torch.ones(rows, columns), "float32"),
+    "attn_sink": (lambda *_: torch.ones(layout.HEADS).double(), "float64"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_tensor_is_named(case: str, tmp_path: Path) -> None:
+    """By its name, with what is read there."""
+    model = end_of_start(tmp_path)
+    make, reason = WRONG[case]
+    name = f"layers.0.attn.{case.strip()}"
+    shape = model.language_model.model.layers[0].attn.wo_b.weight.shape
+    with pytest.raises(ValueError, match=f"{name} .*{reason}"):
+        model.load_weights([(name, make(*shape))])
+
+
 def test_prefill_compiles_its_indices_in_the_warm_up(tmp_path: Path) -> None:
     registry = layout.module("vllm.model_executor.warmup.jit_warmup").JitWarmupRegistry
     found = registry(None)

@@ -195,7 +195,7 @@ class PinnedRows:
     """
 
     def __init__(self, rows: int, dim: int) -> None:
-        self.rows, self.dim = piece_rows(rows, dim), dim
+        self.count, self.rows, self.dim = rows, piece_rows(rows, dim), dim
         self.pieces = [
             # Model initialization may be inside a device context.
             torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
@@ -207,13 +207,13 @@ class PinnedRows:
         """Load this rank's rows of values, or of scales in UE8M0.
 
         Args:
-            param: on the meta device; `engram_vocab_start` is its first row.
+            param: of no rows; `engram_vocab_start` is the table's first.
             loaded_weight: `[rows of all ranks, dim or dim // 32]`, of 8 bits.
 
         """
-        rows, width = param.shape
-        shard = loaded_weight.narrow(0, param.engram_vocab_start, rows)
-        assert shard.shape == param.shape and shard.itemsize == 1
+        width = param.shape[1]
+        shard = loaded_weight.narrow(0, param.engram_vocab_start, self.count)
+        assert shard.shape[1:] == (width,) and shard.itemsize == 1
         for part, held in zip(
             shard.view(torch.uint8).split(self.rows), self.parts(width)
         ):
