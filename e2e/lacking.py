@@ -59,7 +59,7 @@ def main() -> None:
         found[type(model).__name__] = verdicts(self, model, config)
         whole(self, model, config)
 
-    DefaultModelLoader.load_weights = load_weights  # type: ignore[method-assign]
+    DefaultModelLoader.load_weights = load_weights
     engine.start(job)
     torch.save(found, answer)
 
