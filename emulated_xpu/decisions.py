@@ -80,6 +80,20 @@ class XpuDecisions(CpuPlatform):
         return "emulated_xpu.communicator.EmulatedXpuCommunicator"
 
     @classmethod
+    def insert_blocks_to_device(cls, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's own XPU platform copies from the host's buffers."""
+        from vllm.platforms.xpu import XPUPlatform
+
+        XPUPlatform.insert_blocks_to_device(*args, **kwargs)
+
+    @classmethod
+    def swap_out_blocks_to_host(cls, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's own XPU platform copies to the host's buffers."""
+        from vllm.platforms.xpu import XPUPlatform
+
+        XPUPlatform.swap_out_blocks_to_host(*args, **kwargs)
+
+    @classmethod
     def support_hybrid_kv_cache(cls) -> bool:
         return True
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens without the hybrid cache manager, which some connectors switch off."""
 
-from pathlib import Path
-
 import pytest
 
 from e2e.checks import check_same_logprobs, logprobs_of
@@ -27,26 +25,3 @@ def test_windows_in_full_caches(engines: Engines, release: str) -> None:
     found = engines.serve(release, WITHOUT_HYBRID)
     assert found.new_tokens() == alone.new_tokens()
     check_same_logprobs(logprobs_of(found), logprobs_of(alone))
-
-
-def test_example_connector_keeps_nothing(
-    engines: Engines, release: str, tmp_path: Path
-) -> None:
-    """It saves and loads in hooks of vLLM's attention layers, which the layers of
-    DeepSeek-V4 do not have."""
-    told = {
-        "kv_connector": "ExampleConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
-    }
-    job = Job(
-        "a connector by layers",
-        WAVES,
-        (*SMALL, ("kv_transfer_config", told)),
-        splits_keys=False,
-    )
-    found = engines.serve(release, job)
-    alone = engines.serve(release, ALONE)
-    assert found.new_tokens() == alone.new_tokens()
-    check_same_logprobs(logprobs_of(found), logprobs_of(alone))
-    assert not list(tmp_path.iterdir())

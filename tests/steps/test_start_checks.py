@@ -12,11 +12,16 @@ from helpers import layout, model_configs
 from safetensors.torch import save_file
 
 
-def transfer(connector: str, **told: str) -> dict[str, Any]:
+def transfer(connector: str, **told: Any) -> dict[str, Any]:
     kind = layout.module("vllm.config").KVTransferConfig
     return {
         "kv_transfer_config": kind(kv_connector=connector, kv_role="kv_both", **told)
     }
+
+
+def several(*connectors: str) -> dict[str, Any]:
+    members = [{"kv_connector": name, "kv_role": "kv_both"} for name in connectors]
+    return transfer("MultiConnector", kv_connector_extra_config={"connectors": members})
 
 
 SERVED = {"dtype": "bfloat16", "block_size": 256, "kv_cache_dtype": "fp8"}
@@ -53,8 +58,20 @@ REFUSED = {
     ),
     "embeddings": ({"enable_prompt_embeds": True}, "send text or token ids"),
     "adapters": ({"enable_lora": True}, "merge the adapter"),
-    "CUDA's copies": (transfer("SimpleCPUOffloadConnector"), "Use OffloadingConnector"),
-    "pages of another": (transfer("NixlConnector"), "prompts in one server"),
+    "CUDA's copies": (transfer("SimpleCPUOffloadConnector"), "CUDA's own calls. Use"),
+    "a connector that nobody tried": (
+        transfer("MooncakeConnector"),
+        "needs the package mooncake-transfer-engine. Use OffloadingConnector",
+    ),
+    "a connector that keeps nothing": (transfer("ExampleConnector"), "keeps nothing"),
+    "a connector of one's own": (
+        transfer("OffloadingConnector", kv_connector_module_path="my_connectors"),
+        "OffloadingConnector of my_connectors",
+    ),
+    "a member of several": (
+        several("OffloadingConnector", "SimpleCPUOffloadConnector"),
+        "SimpleCPUOffloadConnector is not supported",
+    ),
     "16 bits": ({"fields": {"quantization_config": None}}, "FP8 in blocks, with"),
 }
 ATTENTION = "model.layers.0.self_attn.kv_proj.weight"
@@ -185,6 +202,28 @@ def test_the_draft_that_a_checkpoint_has(tmp_path: Path, method: str) -> None:
     fields = NO_STAGES if method == "mtp" else {}
     config = configured(tmp_path, speculative_config=speculation, fields=fields)
     assert config.speculative_config.method == method
+
+
+def test_each_connector_is_served_or_refused(tmp_path: Path) -> None:
+    """A release that brings a new one fails here until somebody says which."""
+    end = end_of_configuration(tmp_path, **transfer("HF3FSKVConnector"))
+    assert "HF3FSKVConnector is not" in end, f"the start ends with {end}"
+    factory = layout.module("vllm.distributed.kv_transfer.kv_connector.factory")
+    module = layout.module("vllm.platforms.xpu_deepseek_v4")
+    known = (*module.CONNECTORS, *module.NO_CONNECTORS, *module.UNTRIED_CONNECTORS)
+    assert len(known) == len(set(known))
+    unknown = set(factory.KVConnectorFactory._registry) - {*known, "MultiConnector"}
+    assert not unknown
+    for name in {*module.NO_CONNECTORS, *module.UNTRIED_CONNECTORS}:
+        for options in (transfer(name), several(name), several(*module.CONNECTORS, name)):
+            end = end_of_configuration(tmp_path, **options)
+            assert f"{name} is not" in end, f"the start ends with {end}"
+
+
+@pytest.mark.unchanged
+def test_connectors_that_are_served(tmp_path: Path) -> None:
+    for options in (transfer("OffloadingConnector"), several("OffloadingConnector")):
+        assert end_of_configuration(tmp_path, **options) == "a configuration"
 
 
 @pytest.mark.unchanged

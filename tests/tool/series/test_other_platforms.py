@@ -28,6 +28,9 @@ FOR_ALL = {
     "promoted-specs",
     "stage-groups",
     "stage-images",
+    "nixl-host-blocks",
+    "nixl-saved-chunks",
+    "window-last-token",
 }
 PACKAGED = re.compile(rb'\+ +"[\w/.*]+",\n')
 """A line of `setup.py` that packages one more file."""

@@ -5,7 +5,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,48 @@ BLOCK_SIZE = 256
 
 CACHE_DTYPES = ("fp8", "fp8_e4m3", "fp8_ds_mla")
 """Names of the one type of key that a page holds."""
+
+CONNECTORS = ("OffloadingConnector",)
+"""Of KV caches, as `--kv-transfer-config` names them, whose pages were compared."""
+NIXL = (
+    "pages that it brings lack the last token's window, and in host memory mix those of "
+    "several caches. Read and answer prompts in one server."
+)
+NO_CONNECTORS = {
+    "SimpleCPUOffloadConnector": (
+        "it pins and copies memory by CUDA's own calls. Use OffloadingConnector."
+    ),
+    "HiSparseConnector": (
+        "it copies in CUDA's own streams and events. Use OffloadingConnector."
+    ),
+    "P2pNcclConnector": (
+        "it sends by NCCL, which XPU lacks. Read and answer prompts in one server."
+    ),
+    "ExampleConnector": (
+        "it saves in hooks of attention layers, which the model does not call, and so "
+        "keeps nothing. Use OffloadingConnector."
+    ),
+    "DecodeBenchConnector": (
+        "it fills pages with one value, and answers mean nothing. Drop it."
+    ),
+    "NixlConnector": NIXL,
+    "NixlPullConnector": NIXL,
+    "NixlPushConnector": NIXL,
+}
+"""Why they are refused, and what to use instead."""
+UNTRIED_CONNECTORS = {
+    "LMCacheConnectorV1": "needs the package lmcache, built for XPU",
+    "LMCacheMPConnector": "needs the package lmcache, built for XPU, and its server",
+    "MooncakeConnector": "needs the package mooncake-transfer-engine",
+    "MooncakeStoreConnector": (
+        "needs the package mooncake-transfer-engine and Mooncake's store"
+    ),
+    "FlexKVConnectorV1": "needs the package flexkv",
+    "HF3FSKVConnector": "needs the package hf3fs_fuse and a 3FS file system",
+    "MoRIIOConnector": "needs the package mori, of ROCm",
+    "ExampleHiddenStatesConnector": "saves hidden states, and no pages",
+}
+"""What each takes to be tried."""
 
 TRANSFORMERS = (".self_attn.", ".hc_head.", "lm_head.")
 """In names of tensors: of classes of Transformers alone."""
@@ -244,20 +286,45 @@ def _expert_placement(vllm_config: "VllmConfig") -> str | None:
 
 
 def _kv_connector(vllm_config: "VllmConfig") -> str | None:
+    """A list of what may be used: a connector that nobody tried can bring other pages
+    without an error."""
     transfer = vllm_config.kv_transfer_config
-    if transfer is None:
+    if transfer is None or transfer.kv_connector is None:
         return None
-    if transfer.kv_connector == "SimpleCPUOffloadConnector":
+    return _not_transferred(
+        transfer.kv_connector,
+        transfer.kv_connector_module_path,
+        transfer.kv_connector_extra_config,
+    )
+
+
+def _not_transferred(
+    name: str | None, module_path: str | None, extra_config: dict[str, Any]
+) -> str | None:
+    """Why a connector is refused. MultiConnector is as good as its members."""
+    if module_path is not None:
         return (
-            "SimpleCPUOffloadConnector is not supported, it pins and copies memory by "
-            "CUDA's own calls. Use OffloadingConnector."
+            f"a connector of one's own ({name} of {module_path}) is not tried with the "
+            "model. Use OffloadingConnector."
         )
-    if transfer.kv_connector == "NixlConnector":
-        return (
-            "NixlConnector is not supported, answers from pages that it brings differ "
-            "from those of one server. Read and answer prompts in one server."
-        )
-    return None
+    if name == "MultiConnector":
+        for member in extra_config.get("connectors", ()):
+            if reason := _not_transferred(
+                member.get("kv_connector"),
+                member.get("kv_connector_module_path"),
+                member.get("kv_connector_extra_config", {}),
+            ):
+                return f"{reason} MultiConnector is refused for its member."
+        return None
+    if name in CONNECTORS:
+        return None
+    if name in NO_CONNECTORS:
+        return f"{name} is not supported, {NO_CONNECTORS[name]}"
+    needs = UNTRIED_CONNECTORS.get(name or "", "is not one of vLLM's")
+    return (
+        f"{name} is not tried with the model, and so not served: it {needs}. Use "
+        "OffloadingConnector."
+    )
 
 
 def _prompt_embeds(vllm_config: "VllmConfig") -> str | None:

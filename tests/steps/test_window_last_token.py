@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server that is sent a whole prompt computes its last token again, and needs that
+token's windows."""
+
+import pytest
+from helpers import cache_groups
+
+pytestmark = pytest.mark.any_platform
+
+LENGTHS = range(1, 601)
+
+
+def skipped_blocks(length: int, loaded: int) -> dict[str, int]:
+    """How many blocks each window is without, once a connector may load `loaded` of
+    `length` tokens."""
+    cache = cache_groups.manager()
+    asked = cache_groups.request(length)
+    cache.allocate_slots(
+        asked, 0, num_external_computed_tokens=loaded, delay_cache_blocks=True
+    )
+    _, *windows = cache.get_blocks(asked.request_id).blocks
+    return {
+        name: sum(block.is_null for block in blocks)
+        for name, blocks in zip(cache_groups.WINDOWS, windows, strict=True)
+    }
+
+
+def outside_the_windows(token: int) -> dict[str, int]:
+    """How many blocks lie outside the windows of a token."""
+    return {
+        name: max(0, token + 1 - window) // block_size
+        for name, (block_size, window) in cache_groups.WINDOWS.items()
+    }
+
+
+def test_a_prompt_that_is_loaded_whole() -> None:
+    found = [
+        length
+        for length in LENGTHS
+        if skipped_blocks(length, length) != outside_the_windows(length - 1)
+    ]
+    assert not found, f"the windows of the last token are cut off at lengths {found}"
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("rest", [1, 2, 64])
+def test_a_prompt_that_is_loaded_in_part(rest: int) -> None:
+    """Its next token is the first that is not loaded, and no block more is kept."""
+    for loaded in LENGTHS:
+        found = skipped_blocks(loaded + rest, loaded)
+        assert found == outside_the_windows(loaded), loaded
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("length", [63, 64, 191, 192, 255, 256, 257])
+def test_a_cache_that_is_too_small_is_noticed(length: int) -> None:
+    """No block is asked of an empty pool: the estimate covers what is taken."""
+    fits = []
+    for blocks in range(2, 40):
+        cache = cache_groups.manager(blocks)
+        made = cache.allocate_slots(
+            cache_groups.request(length),
+            0,
+            num_external_computed_tokens=length,
+            delay_cache_blocks=True,
+        )
+        fits.append(made is not None)
+    assert fits == sorted(fits)
+    assert fits[-1]
