@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages that NIXL moves by host memory arrive, and leave all other bytes alone.
 
-Layers of several groups lie in the same rows of one allocation, each at an offset of its
-own; a row is a block, and belongs to one group.
+Layers of several groups lie in the same rows of one allocation, each at an offset of
+its own; a row is a block, and belongs to one group.
 """
 
 from types import SimpleNamespace

@@ -2,6 +2,8 @@
 """A server that is sent a whole prompt computes its last token again, and needs that
 token's windows."""
 
+from typing import Any
+
 import pytest
 from helpers import cache_groups
 
@@ -10,19 +12,20 @@ pytestmark = pytest.mark.any_platform
 LENGTHS = range(1, 601)
 
 
-def skipped_blocks(length: int, loaded: int) -> dict[str, int]:
+def skipped_blocks(cache: Any, length: int, loaded: int) -> dict[str, int]:
     """How many blocks each window is without, once a connector may load `loaded` of
     `length` tokens."""
-    cache = cache_groups.manager()
     asked = cache_groups.request(length)
     cache.allocate_slots(
         asked, 0, num_external_computed_tokens=loaded, delay_cache_blocks=True
     )
     _, *windows = cache.get_blocks(asked.request_id).blocks
-    return {
+    found = {
         name: sum(block.is_null for block in blocks)
         for name, blocks in zip(cache_groups.WINDOWS, windows, strict=True)
     }
+    cache.free(asked)
+    return found
 
 
 def outside_the_windows(token: int) -> dict[str, int]:
@@ -34,10 +37,11 @@ def outside_the_windows(token: int) -> dict[str, int]:
 
 
 def test_a_prompt_that_is_loaded_whole() -> None:
+    cache = cache_groups.manager()
     found = [
         length
         for length in LENGTHS
-        if skipped_blocks(length, length) != outside_the_windows(length - 1)
+        if skipped_blocks(cache, length, length) != outside_the_windows(length - 1)
     ]
     assert not found, f"the windows of the last token are cut off at lengths {found}"
 
@@ -46,8 +50,9 @@ def test_a_prompt_that_is_loaded_whole() -> None:
 @pytest.mark.parametrize("rest", [1, 2, 64])
 def test_a_prompt_that_is_loaded_in_part(rest: int) -> None:
     """Its next token is the first that is not loaded, and no block more is kept."""
+    cache = cache_groups.manager()
     for loaded in LENGTHS:
-        found = skipped_blocks(loaded + rest, loaded)
+        found = skipped_blocks(cache, loaded + rest, loaded)
         assert found == outside_the_windows(loaded), loaded
 
 

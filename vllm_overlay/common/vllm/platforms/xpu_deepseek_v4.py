@@ -26,8 +26,8 @@ CACHE_DTYPES = ("fp8", "fp8_e4m3", "fp8_ds_mla")
 CONNECTORS = ("OffloadingConnector",)
 """Of KV caches, as `--kv-transfer-config` names them, whose pages were compared."""
 NIXL = (
-    "pages that it brings lack the last token's window, and in host memory mix those of "
-    "several caches. Read and answer prompts in one server."
+    "pages that it brings lack the last token's window, and in host memory mix those "
+    "of several caches. Read and answer prompts in one server."
 )
 NO_CONNECTORS = {
     "SimpleCPUOffloadConnector": (
@@ -291,14 +291,14 @@ def _kv_connector(vllm_config: "VllmConfig") -> str | None:
     transfer = vllm_config.kv_transfer_config
     if transfer is None or transfer.kv_connector is None:
         return None
-    return _not_transferred(
+    return not_transferred(
         transfer.kv_connector,
         transfer.kv_connector_module_path,
         transfer.kv_connector_extra_config,
     )
 
 
-def _not_transferred(
+def not_transferred(
     name: str | None, module_path: str | None, extra_config: dict[str, Any]
 ) -> str | None:
     """Why a connector is refused. MultiConnector is as good as its members."""
@@ -309,7 +309,7 @@ def _not_transferred(
         )
     if name == "MultiConnector":
         for member in extra_config.get("connectors", ()):
-            if reason := _not_transferred(
+            if reason := not_transferred(
                 member.get("kv_connector"),
                 member.get("kv_connector_module_path"),
                 member.get("kv_connector_extra_config", {}),
