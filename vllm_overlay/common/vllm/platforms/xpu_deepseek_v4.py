@@ -24,7 +24,7 @@ CACHE_DTYPES = ("fp8", "fp8_e4m3", "fp8_ds_mla")
 """Names of the one type of key that a page holds."""
 
 CONNECTORS = ("OffloadingConnector",)
-"""Of KV caches, as `--kv-transfer-config` names them, whose pages were compared."""
+"""Of KV caches, as `--kv-transfer-config` names them, whose tokens were compared."""
 NIXL = (
     "pages that it brings lack the last token's window, and in host memory mix those "
     "of several caches. Read and answer prompts in one server."
