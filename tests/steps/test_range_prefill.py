@@ -44,6 +44,20 @@ def test_queries_share_the_keys_of_their_ranges(
     assert reference.relative(output, by_index.double().cpu()) < TOLERANCE
 
 
+def test_requests_of_every_chunk_are_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the reserved memory does not hold at once, behind two decodes."""
+    sinks = random_sinks(8)
+    batch = Batch(0, (131, 9, *(140,) * 5), (1, 1, *(2,) * 5), sinks=sinks)
+    monkeypatch.setattr(batch.layer, "PREFILL_CHUNK_SIZE", 1)
+    with batch.ready() as run, kernel_trace.traced(monkeypatch) as trace:
+        output = run()
+    chunks = trace.launches.count(RANGES)
+    assert chunks > 1, f"prefill reads ranges by {chunks} launches for several chunks"
+    assert reference.relative(output, batch.expected(sinks)) < TOLERANCE
+
+
 @pytest.mark.unchanged
 @pytest.mark.parametrize("heads", [8, 32])
 def test_chosen_entries_and_many_heads_keep_their_indices(
