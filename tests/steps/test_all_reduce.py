@@ -106,6 +106,49 @@ def test_parts_of_a_tensor_are_copied(summed: list[int]) -> None:
 
 
 @pytest.mark.unchanged
+def test_batch_invariant_sums_keep_the_order_of_the_ranks(
+    summed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are gathered, then added one after another."""
+
+    def gather(output: torch.Tensor, tensor: torch.Tensor, group: Any) -> None:
+        output.view(2, -1).copy_(torch.stack((tensor, 4 * tensor)))
+
+    for name in ("all_gather_single", "all_gather_into_tensor"):
+        monkeypatch.setattr(xpu_communicator.dist, name, gather, raising=False)
+    monkeypatch.setattr(xpu_communicator.envs, "VLLM_BATCH_INVARIANT", True)
+    communicator = parallel_state.get_tp_group().device_communicator
+    monkeypatch.setattr(communicator, "world_size", 2, raising=False)
+    states = torch.randn(ROWS, WIDTH)
+    before = states.clone()
+    assert torch.equal(final_sum(states), before + 4 * before)
+    assert torch.equal(states, before) and not summed
+
+
+@pytest.mark.unchanged
+def test_one_rank_sums_nothing(
+    summed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with experts over ranks of which each has all heads."""
+    monkeypatch.setattr(parallel_state.get_tp_group(), "world_size", 1)
+    states = torch.randn(ROWS, WIDTH)
+    before = states.clone()
+    assert torch.equal(final_sum(states), before) and not summed
+
+
+@pytest.mark.unchanged
+def test_compiled_code_keeps_its_tensor(
+    summed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A custom op must not return its input."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    states = torch.randn(ROWS, WIDTH)
+    before = states.clone()
+    assert torch.equal(final_sum(states), 2 * before)
+    assert torch.equal(states, before) and summed != [states.data_ptr()]
+
+
+@pytest.mark.unchanged
 def test_communicators_of_other_platforms_are_asked_as_before(
     summed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
