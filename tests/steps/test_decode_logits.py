@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import layout
-from helpers.indexer_batch import Batch
+from helpers.indexer_batch import RATIO, Batch
 
 BOUND = "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"
 MILLION = 1 << 20
@@ -35,16 +35,28 @@ def watched(fp4: bool, found: list[int], patch: pytest.MonkeyPatch) -> None:
     patch.setattr(place, OPS[fp4], score)
 
 
+def with_drafts(fp4: bool) -> Batch:
+    """Requests of two rows each, over a cache that is not compressed, as V4.1 has it:
+    there they share an entry of the batch. The first row sees one entry fewer."""
+    entries = (60, 9, 33, 50, 17)
+    tokens = [RATIO * count for count in entries]
+    batch = Batch(tokens, (2,) * len(tokens), fp4=fp4, speculative_tokens=1)
+    batch.seq_lens = entries
+    batch.builder.compress_ratio = batch.indexer.compress_ratio = 1
+    return batch
+
+
 def decoded(
     megabytes: int,
     entries: int,
     patch: pytest.MonkeyPatch,
     fp4: bool = False,
+    drafts: bool = False,
     **candidates: Any,
 ) -> tuple[Batch, list[int]]:
     """A decode step of five requests, and the bytes of its scores."""
     patch.setattr(layout.module("vllm.envs"), BOUND, megabytes)
-    batch = Batch(LENS, (1,) * len(LENS), fp4=fp4)
+    batch = with_drafts(fp4) if drafts else Batch(LENS, (1,) * len(LENS), fp4=fp4)
     op = batch.indexer.indexer_op
     op.max_model_len = entries
     for name, value in candidates.items():
@@ -69,15 +81,27 @@ def test_scores_stay_within_the_bound(
     assert sum(found) == 4 * entries * len(LENS)
 
 
+@pytest.mark.parametrize("fp4", [False, True], ids=["fp8", "mxfp4"])
+def test_rows_of_drafts_stay_with_their_request(
+    fp4: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part holds whole requests, each with the rows of its drafts."""
+    entries = 1 << 16
+    _, found = decoded(1, entries, monkeypatch, fp4, drafts=True)
+    rows = [size // (4 * entries) for size in found]
+    assert rows == [4, 4, 2], f"{max(found)} bytes of 1 MiB, by rows: {rows}"
+
+
 def test_a_million_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row alone may be larger than the bound."""
     _, found = decoded(1, MILLION, monkeypatch)
     assert max(found) == 4 * MILLION, f"{max(found)} bytes of 1 MiB"
 
 
+@pytest.mark.parametrize("drafts", [False, True], ids=["", "drafts"])
 @pytest.mark.parametrize("writes", [True, False], ids=["chooses", "keeps to"])
 def test_candidates_are_those_of_each_row(
-    writes: bool, monkeypatch: pytest.MonkeyPatch
+    writes: bool, drafts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blocks of a row, and what is chosen in them, do not depend on the bound."""
     if not hasattr(layout.module(INDEXER), "_select_candidate_blocks"):
@@ -85,17 +109,19 @@ def test_candidates_are_those_of_each_row(
     results = []
     for megabytes in (20, 1):
         torch.manual_seed(1)
-        blocks = torch.randint(0, 5, (len(LENS), 4), dtype=torch.int32)
+        rows = len(LENS) * (1 + drafts)
+        blocks = torch.randint(0, 5, (rows, 4), dtype=torch.int32)
         batch, found = decoded(
             megabytes,
             1 << 16,
             monkeypatch,
+            drafts=drafts,
             candidate_blocks=blocks.to(layout.device()),
             candidate_block_size=8,
             candidate_write=writes,
         )
         results.append((batch.chosen.cpu(), batch.indexer.indexer_op.candidate_blocks))
-    assert len(found) == 2, f"{found} bytes of 1 MiB"
+    assert len(found) == (3 if drafts else 2), f"{found} bytes of 1 MiB"
     for once, in_parts in zip(*results, strict=True):
         assert torch.equal(once.sort().values, in_parts.cpu().sort().values)
 
