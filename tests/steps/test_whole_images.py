@@ -83,7 +83,11 @@ def request(name: str, tokens: int, images: list[tuple[int, int]]) -> Any:
 def taken(config: Any, images: list[tuple[int, int]], whole: bool = True) -> int:
     """How many of 1,100 tokens come from the cache when they are sent again."""
     config.scheduler_config.disable_chunked_mm_input = whole
-    cache = scheduler_of(config).kv_cache_manager
+    return taken_from(scheduler_of(config).kv_cache_manager, images)
+
+
+def taken_from(cache: Any, images: list[tuple[int, int]]) -> int:
+    """As `taken`, of a manager of the cache."""
     first = request("first", 1100, images)
     assert cache.allocate_slots(first, 1100) is not None
     found = cache.get_computed_blocks(request("second", 1100, images))
@@ -141,6 +145,41 @@ def test_other_platforms_hit_inside_an_image(
     another = layout.another_platform(platform)
     monkeypatch.setattr(scheduler, "current_platform", another, raising=False)
     assert taken(config, [(900, 170)]) == 1024
+
+
+@pytest.mark.unchanged
+def test_a_cache_of_which_nobody_asks_it_hits_inside_an_image(config: Any) -> None:
+    scheduler = scheduler_of(config)
+    cache = type(scheduler.kv_cache_manager)(
+        scheduler.kv_cache_config,
+        max_model_len=2048,
+        scheduler_block_size=PAGE,
+        hash_block_size=64,
+    )
+    assert taken_from(cache, [(900, 170)]) == 1024
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize(
+    ("sees_images_whole", "takes_images"),
+    [(False, True), (True, False)],
+    ids=["another model", "text alone"],
+)
+def test_servers_of_no_such_images_may_cut_inputs(
+    sees_images_whole: bool, takes_images: bool, config: Any
+) -> None:
+    """A server for text alone, too, though its model would see images whole."""
+    vars(config.model_config)["is_mm_prefix_lm"] = sees_images_whole
+    config.scheduler_config.is_multimodal_model = takes_images
+    config.scheduler_config.disable_chunked_mm_input = False
+    layout.module("vllm.platforms").current_platform.check_and_update_config(config)
+    assert not config.scheduler_config.disable_chunked_mm_input
+
+
+@pytest.mark.unchanged
+def test_a_configuration_may_have_no_model() -> None:
+    config = layout.module("vllm.config").VllmConfig()
+    assert config.model_config is None
 
 
 @pytest.mark.unchanged
