@@ -7,6 +7,8 @@ import pytest
 from helpers import attention_batch, kernel_trace, layout
 from helpers import reference_attention as reference
 from helpers.attention_batch import Batch, random_sinks
+from helpers.compilations import check, compiled, warmed_up
+from test_jit_warmup import registered
 
 TOLERANCE = 4e-3
 RANGES = "_range_prefill_kernel"
@@ -56,6 +58,18 @@ def test_requests_of_every_chunk_are_computed(
     chunks = trace.launches.count(RANGES)
     assert chunks > 1, f"prefill reads ranges by {chunks} launches for several chunks"
     assert reference.relative(output, batch.expected(sinks)) < TOLERANCE
+
+
+@pytest.mark.unchanged
+def test_a_prompt_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The warm-up has the kernel that computes it."""
+    registries: list[Any] = []
+    sinks, build = random_sinks(8), registered(registries)
+    batch = Batch(0, (9, 7), (2, 4), sinks=sinks, build=build)
+    before = warmed_up(registries[0], monkeypatch)
+    with batch.ready() as run, compiled(monkeypatch) as needed:
+        run()
+    check(needed, before)
 
 
 @pytest.mark.unchanged
