@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import layout
-from helpers.indexer_batch import RATIO, Batch
+from helpers.indexer_batch import RATIO, TOPK, Batch
 
 BOUND = "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"
 MILLION = 1 << 20
@@ -36,13 +36,14 @@ def watched(fp4: bool, found: list[int], patch: pytest.MonkeyPatch) -> None:
 
 
 def with_drafts(fp4: bool) -> Batch:
-    """Requests of two rows each, over a cache that is not compressed, as V4.1 has it:
-    there they share an entry of the batch. The first row sees one entry fewer."""
+    """Requests of two rows each, which share an entry of the batch, as the builder
+    makes them where it need not part them. The first row sees one entry fewer."""
     entries = (60, 9, 33, 50, 17)
     tokens = [RATIO * count for count in entries]
     batch = Batch(tokens, (2,) * len(tokens), fp4=fp4, speculative_tokens=1)
     batch.seq_lens = entries
     batch.builder.compress_ratio = batch.indexer.compress_ratio = 1
+    batch.builder.use_flattening = False
     return batch
 
 
@@ -124,6 +125,35 @@ def test_candidates_are_those_of_each_row(
     assert len(found) == (3 if drafts else 2), f"{found} bytes of 1 MiB"
     for once, in_parts in zip(*results, strict=True):
         assert torch.equal(once.sort().values, in_parts.cpu().sort().values)
+    written = results[-1][1].cpu()
+    for row, scores in enumerate(batch.scores()):
+        kept = set(written[row].tolist())
+        if writes:
+            assert int(scores.argmax()) // 8 in kept, f"row {row} lacks its best block"
+        elif sum(entry // 8 in kept for entry in range(len(scores))) >= TOPK:
+            outside = [e for e in batch.chosen[row].tolist() if e // 8 not in kept]
+            assert not outside, f"row {row} chose {outside} outside of its blocks"
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("drafts", [False, True], ids=["", "drafts"])
+def test_candidates_of_all_blocks_leave_the_choice(
+    drafts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not hasattr(layout.module(INDEXER), "_select_candidate_blocks"):
+        pytest.skip("the release's indexer has no candidate blocks")
+    rows, size = len(LENS) * (1 + drafts), 8
+    blocks = torch.arange(max(LENS) // RATIO // size + 1, dtype=torch.int32)
+    batch, _ = decoded(
+        1,
+        1 << 16,
+        monkeypatch,
+        drafts=drafts,
+        candidate_blocks=blocks.repeat(rows, 1).to(layout.device()),
+        candidate_block_size=size,
+        candidate_write=False,
+    )
+    batch.check()
 
 
 @pytest.mark.unchanged

@@ -51,7 +51,7 @@ def test_requests_of_every_chunk_are_computed(
 ) -> None:
     """What the reserved memory does not hold at once, behind two decodes."""
     sinks = random_sinks(8)
-    batch = Batch(0, (131, 9, *(140,) * 5), (1, 1, *(2,) * 5), sinks=sinks)
+    batch = Batch(0, (131, 9, *(140,) * 6), (1, 1, *(2,) * 6), sinks=sinks)
     monkeypatch.setattr(batch.layer, "PREFILL_CHUNK_SIZE", 1)
     with batch.ready() as run, kernel_trace.traced(monkeypatch) as trace:
         output = run()
