@@ -36,14 +36,13 @@ def watched(fp4: bool, found: list[int], patch: pytest.MonkeyPatch) -> None:
 
 
 def with_drafts(fp4: bool) -> Batch:
-    """Requests of two rows each, which share an entry of the batch, as the builder
-    makes them where it need not part them. The first row sees one entry fewer."""
+    """Requests of two rows each, of which the first sees one entry fewer. On XPU the
+    builder makes an entry of the batch of each row."""
     entries = (60, 9, 33, 50, 17)
     tokens = [RATIO * count for count in entries]
     batch = Batch(tokens, (2,) * len(tokens), fp4=fp4, speculative_tokens=1)
     batch.seq_lens = entries
     batch.builder.compress_ratio = batch.indexer.compress_ratio = 1
-    batch.builder.use_flattening = False
     return batch
 
 
@@ -86,7 +85,7 @@ def test_scores_stay_within_the_bound(
 def test_rows_of_drafts_stay_with_their_request(
     fp4: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part holds whole requests, each with the rows of its drafts."""
+    """A part holds two requests, each with the rows of its drafts."""
     entries = 1 << 16
     _, found = decoded(1, entries, monkeypatch, fp4, drafts=True)
     rows = [size // (4 * entries) for size in found]
