@@ -301,6 +301,17 @@ class Repository(Git):
             return None, list(_conflicts(error.stdout.decode("utf-8", "replace")))
         return output.split("\0")[0], []
 
+    def merge_texts(self, ours: Path, base: Path, theirs: Path) -> bytes | None:
+        """Merge the texts of three files; None where both sides changed the same
+        lines."""
+        try:
+            return self.run("merge-file", "--stdout", *map(str, (ours, base, theirs)))
+        except GitFailed as error:
+            # Its exit status counts the conflicts.
+            if not 0 < error.status < 128:
+                raise
+            return None
+
     def commit_of(self, name: str) -> str:
         """The id of the commit that `name`, a ref or any git revision, names."""
         return self.text("rev-parse", "--verify", f"{name}^{{commit}}")

@@ -9,7 +9,6 @@ give.
 from pathlib import Path
 
 from xpustack.base.store import Store
-from xpustack.core.git import GitFailed
 from xpustack.core.repository import Repository
 from xpustack.series.diff import without_ids
 from xpustack.series.patch import format_patch
@@ -41,13 +40,7 @@ def _merged_head(
         patch = format_patch(tree.step)
         places.append(scratch / name)
         places[-1].write_bytes(patch[: len(patch) - len(tree.step.diff)])
-    try:
-        return git.run("merge-file", "--stdout", *map(str, places))
-    except GitFailed as error:
-        # Its exit status counts the conflicts.
-        if not 0 < error.status < 128:
-            raise
-        return None
+    return git.merge_texts(*places)
 
 
 def _merged_tree(

@@ -17,6 +17,7 @@ PROJECT = Project.find(Path(__file__).parent)
 RELEASES = ("v0.26.0", "v0.33.0")
 # What upstream has wrong on every platform, or on the CPU alone.
 FOR_ALL = {
+    "thoughts-grammar",
     "swa-rope",
     "cpu-tile-scheduler",
     "checkpoint-faults",
@@ -38,6 +39,7 @@ PACKAGED = re.compile(rb'\+ +"[\w/.*]+",\n')
 # XPU in a file of all, methods that only XPU's model calls, and branches on is_xpu()
 # between modules of which only XPU's can be imported here.
 OF_XPU_ALONE = {
+    "experts",
     "graph-check",
     "nvfp4-draft",
     "packed-wo-a",
