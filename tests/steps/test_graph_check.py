@@ -396,6 +396,40 @@ def test_no_mode_serves_from_memory_that_replays_wrote_to(
     assert "first after the input, up to model.layers.0" in str(raised.value)
 
 
+def other_rank(patch: pytest.MonkeyPatch, first: int, same: int) -> None:
+    """A second rank, whose first case that differs is `first`, and whose eager step
+    after the replays is the one before them (`same`) or not."""
+    verdicts = iter([first, same])
+
+    def all_reduce(tensor: torch.Tensor, op: Any, group: Any) -> None:
+        assert op == torch.distributed.ReduceOp.MIN
+        tensor.clamp_(max=next(verdicts))
+
+    patch.setattr(torch.distributed, "all_reduce", all_reduce)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_graph_that_differs_on_another_rank_is_dropped_here_too(
+    version: int, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of which one replays and one does not would wait for each other."""
+    runner = make(version, None, monkeypatch)
+    other_rank(monkeypatch, first=2, same=1)
+    assert runner.capture_model() == 1
+    assert not runner.has_graphs(), "this rank went by its own verdict"
+    assert "graph of 2 tokens" in said.text
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_every_rank_ends_where_one_has_damaged_memory(
+    version: int, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make(version, None, monkeypatch)
+    other_rank(monkeypatch, first=2 * len(SIZES), same=0)
+    with pytest.raises(RuntimeError, match="Start with --enforce-eager"):
+        runner.capture_model()
+
+
 def outcome(rows: torch.Tensor) -> Any:
     return layout.module(LOGGER).Outcome(rows, {}, None)
 
