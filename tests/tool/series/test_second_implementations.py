@@ -25,7 +25,7 @@ def ops(version: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "release", releases.load(PROJECT), ids=lambda release: release.name
+    "release", list(releases.load(PROJECT)), ids=lambda release: release.name
 )
 def test_no_kernel_doubles_an_op_of_the_pin(release: releases.Release) -> None:
     pinned = ops(release.xpu_kernels.version)
