@@ -19,8 +19,13 @@ from ._ue8m0 import e4m3_code, exponent_scale
 
 TILE_DIM = 64
 """Dims of one tile."""
-REQUESTS = 128
-"""How many requests a program looks at in a turn, to find that of its tile."""
+
+
+@triton.jit
+def _first_tile(begin, request, num_heads, BLOCK_M: tl.constexpr):
+    """The first tile of a request whose first token is `begin`. The requests before it
+    have a tile each for a part at the end, so its number needs no sum over them."""
+    return begin * num_heads // BLOCK_M + request
 
 
 @triton.jit
@@ -30,31 +35,25 @@ def _find_tile(
     num_heads,
     tile,
     BLOCK_M: tl.constexpr,
-    REQUESTS: tl.constexpr = REQUESTS,
 ):
     """The request of a tile, its first token and the one behind its last, and the first
-    row of the tile in it. Without a tile there are no tokens."""
+    row of the tile in it, which is behind its last row where the tile has none."""
     base = tl.load(starts_ptr)
     request = 0
+    behind = num_requests
     begin = 0
-    end = 0
-    first_row = 0
-    tiles = 0
-    for start in range(0, num_requests, REQUESTS):
-        numbers = start + tl.arange(0, REQUESTS)  # [REQUESTS]
-        mask = numbers < num_requests
-        first = tl.load(starts_ptr + numbers, mask=mask, other=0) - base  # [REQUESTS]
-        behind = tl.load(starts_ptr + numbers + 1, mask=mask, other=0) - base
-        more = tl.cdiv((behind - first) * num_heads, BLOCK_M)  # [REQUESTS]
-        tiles_end = tiles + tl.cumsum(more, 0)  # [REQUESTS]
-        # Of one request at most.
-        is_here = (tile >= tiles_end - more) & (tile < tiles_end)  # [REQUESTS]
-        request += tl.sum(tl.where(is_here, numbers, 0), 0)
-        begin += tl.sum(tl.where(is_here, first, 0), 0)
-        end += tl.sum(tl.where(is_here, behind, 0), 0)
-        row = (tile - tiles_end + more) * BLOCK_M  # [REQUESTS]
-        first_row += tl.sum(tl.where(is_here, row, 0), 0)
-        tiles += tl.sum(more, 0)
+    end = tl.load(starts_ptr + num_requests) - base
+    first_row = tile * BLOCK_M
+    while behind - request > 1:
+        middle = (request + behind) // 2
+        token = tl.load(starts_ptr + middle) - base
+        tiles = tile - _first_tile(token, middle, num_heads, BLOCK_M)
+        is_before = tiles >= 0
+        request = tl.where(is_before, middle, request)
+        behind = tl.where(is_before, behind, middle)
+        begin = tl.where(is_before, token, begin)
+        end = tl.where(is_before, end, token)
+        first_row = tl.where(is_before, tiles * BLOCK_M, first_row)
     return request, begin, end, first_row
 
 
@@ -220,7 +219,7 @@ def _range_prefill_kernel(
     window_end = last_position + 1 - window_position
     compressed_tiles = tl.cdiv(num_compressed, BLOCK_N)
     num_tiles = compressed_tiles + tl.cdiv(window_end - window_first, BLOCK_N)
-    num_tiles = tl.where(num_rows > 0, num_tiles, 0)
+    num_tiles = tl.where(first_row < num_rows, num_tiles, 0)
 
     row_offs = first_row + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     positions = position + row_offs // num_heads  # [BLOCK_M]

@@ -88,8 +88,8 @@ def test_shapes(requests, form, device):
     check(batch(device, requests, **form))
 
 
-def test_more_requests_than_a_program_looks_at_in_a_turn(device):
-    """Also with none in the first turn, and tiles on both sides of each turn's end."""
+def test_many_requests_of_which_few_have_queries(device):
+    """Also with none in the first half."""
     asked = {0: (3, 2), 126: (1, 0), 127: (0, 3), 128: (5, 1), 255: (2, 2), 299: (0, 1)}
     for first in (0, 126):
         requests = [(0, 0)] * (first and 130)

@@ -2,12 +2,12 @@
 """V4 Vision is the multimodal model that all platforms share, with XPU's text model."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from helpers import layout, model_configs
+from vllm.config import KVTransferConfig
 
 ARCHITECTURE = "DeepseekV4ForConditionalGeneration"
 SERVED = {"dtype": "bfloat16", "block_size": 256, "kv_cache_dtype": "fp8"}
@@ -96,7 +96,9 @@ def test_what_does_not_go_with_images_is_refused(option: str, tmp_path: Path) ->
     config = configured(tmp_path)
     config.model_config.hf_text_config.xpu_options_checked = False
     if option == "--kv-transfer-config":
-        config.kv_transfer_config = SimpleNamespace(kv_connector="ExampleConnector")
+        config.kv_transfer_config = KVTransferConfig(
+            kv_connector="OffloadingConnector", kv_role="kv_both"
+        )
     else:
         config.parallel_config.enable_batch_sharded_sampling = True
     platform = layout.module("vllm.platforms").current_platform

@@ -39,5 +39,6 @@ class DeepseekV41ForCausalLM(vl_model.DeepseekV41ForCausalLM):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         # A server of the tower alone reads shards that have a part of the text model.
-        self.requires_scales = not self.multimodal_config.mm_encoder_only
+        options = self.multimodal_config
+        self.requires_scales = options is None or not options.mm_encoder_only
         return super().load_weights(check_tensors(self.config, weights))
