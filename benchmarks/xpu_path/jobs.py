@@ -313,6 +313,19 @@ def flash_check(
     )
 
 
+def on_second_rank(name: str, fault: str, *expected: str) -> Job:
+    """Two ranks, of which the second has a fault in its graphs; what both must say."""
+    worker = "benchmarks.xpu_path.graph_check_ranks.SecondRankWorker"
+    return Job(
+        f"two-graph-check-{name}",
+        program="benchmarks.xpu_path.graph_check_ranks",
+        engine={**TWO, **DECODE_GRAPHS, "worker_cls": worker},
+        told={"fault": fault, "expected": expected, "tokens": ANSWERS},
+        suffix="json",
+        limit=150.0,
+    )
+
+
 def written(
     name: str, told: dict[str, Any], engine: dict[str, Any], patched: bool = True
 ) -> Job:
@@ -397,6 +410,20 @@ JOBS = {
         ),
         Job("two-eager", engine=TWO, waves=(MIXED, soak())),
         Job("two-graphs", engine={**TWO, **GRAPHS}, waves=REPEATED),
+        written("two-v41-graphs", {"checkpoint": "v4.1"}, TWO | V41 | GRAPHS),
+        written(
+            "two-v41-drafts-graphs",
+            {"checkpoint": "v4.1 with drafts", "known": "v41-eager"},
+            TWO | V41 | DRAFTS | GRAPHS,
+        ),
+        written(
+            "two-vision-graphs",
+            {"checkpoint": "vision", **seen(IMAGE)},
+            TWO | VISION | THREE_IMAGES | GRAPHS,
+        ),
+        on_second_rank("healthy", "", SAME),
+        on_second_rank("pointer", "stale pointer", WITHOUT),
+        on_second_rank("query-norm", "query norm", WITHOUT),
         Job(
             "two-served",
             program="benchmarks.xpu_path.served",

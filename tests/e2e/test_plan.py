@@ -213,7 +213,7 @@ def test_a_configuration_plans_as_its_checkpoint(release: str, tmp_path: Path) -
 @pytest.mark.parametrize("kind", ["mtp", "images"])
 def test_drafts_and_images_take_memory(release: str, kind: str) -> None:
     name, device = {"mtp": ("flash", "b70"), "images": ("vision", "b70")}[kind]
-    plain = asked.Asked(NAMED[name], asked.device(device), 8, 131_072, 4)
+    plain = asked.Asked(NAMED[name], asked.device(device), 8, 8_192, 4)
     more = (
         replace(plain, speculation={"method": "mtp", "num_speculative_tokens": 1})
         if kind == "mtp"

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m benchmarks.xpu_path.graph_check_ranks ORDER RESULT`: a fault that is
+planted in the captured graphs of the second of two ranks, on two GPUs.
+
+ORDER is that of `graph_check`. Exits with 1 if a rank's check said something else than
+expected, if one rank has graphs and the other none, or if the tokens differ.
+"""
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.xpu_path.graph_check import ENGINE, HOME, plant
+
+importlib.import_module(HOME)
+
+from emulated_xpu.on_cuda.worker import XpuPathOnCudaWorker  # noqa: E402
+
+FAULT, SAID = "XPU_PATH_FAULT", "XPU_PATH_SAID"
+"""Environment variables of the ranks: the fault, and the files that they write."""
+RANKS = 2
+
+
+class SecondRankWorker(XpuPathOnCudaWorker):
+    """Plants the fault on the second rank alone."""
+
+    def init_device(self) -> None:
+        self.said: list[str] = []
+        self.seconds: list[float] = []
+        plant(os.environ[FAULT] if self.rank == 1 else "", self.said, self.seconds)
+        super().init_device()
+
+    def compile_or_warm_up_model(self) -> Any:
+        try:
+            return super().compile_or_warm_up_model()
+        finally:
+            manager = self.model_runner.cudagraph_manager
+            found = {"said": self.said, "seconds": self.seconds}
+            found["has_graphs"] = bool(manager and manager._graphs_captured)
+            said_by(self.rank).write_text(json.dumps(found))
+
+
+def said_by(rank: int) -> Path:
+    """The file that a rank writes."""
+    return Path(f"{os.environ[SAID]}.{rank}.json")
+
+
+def main() -> None:
+    """Serve one order."""
+    order = json.loads(Path(sys.argv[1]).read_text())
+    os.environ |= {FAULT: order["fault"], SAID: sys.argv[2]}
+    from vllm import LLM, SamplingParams
+
+    asked = order["waves"][0]
+    tokens: list[list[int]] = []
+    error = ""
+    try:
+        llm = LLM(model=order["model"], **ENGINE | order["engine"])
+        params = [
+            SamplingParams(temperature=0, max_tokens=p["new"], ignore_eos=True)
+            for p in asked
+        ]
+        prompts = [{"prompt_token_ids": p["tokens"]} for p in asked]
+        outputs = llm.generate(prompts, params)
+        tokens = [list(o.outputs[0].token_ids) for o in outputs]
+    except RuntimeError as raised:
+        error = str(raised)
+    ranks = [json.loads(said_by(rank).read_text()) for rank in range(RANKS)]
+    result = {"fault": order["fault"], "ranks": ranks, "tokens": tokens, "error": error}
+    Path(sys.argv[2]).write_text(json.dumps(result, indent=1))
+    print(json.dumps(result))
+    wrong = [
+        f"rank {rank} did not say {word!r}"
+        for rank, found in enumerate(ranks)
+        for word in order["expected"]
+        if word not in " ".join(found["said"])
+    ]
+    if len({found["has_graphs"] for found in ranks}) > 1:
+        wrong.append("one rank has graphs and the other none")
+    if order.get("tokens") and tokens != order["tokens"]:
+        wrong.append(f"the tokens are not {order['tokens']}")
+    if wrong:
+        sys.exit(f"{order['fault'] or 'healthy'}: {'; '.join(wrong)}")
+
+
+if __name__ == "__main__":
+    main()
