@@ -158,13 +158,26 @@ def plant(fault: str, said: list[str], seconds: list[float]) -> None:
         runner.load_model = loaded
 
 
+def answers(llm: Any, asked: list[dict[str, Any]]) -> list[list[int]]:
+    """The new tokens of each prompt that is asked."""
+    from vllm import SamplingParams
+
+    prompts = [{"prompt_token_ids": p["tokens"]} for p in asked]
+    params = [
+        SamplingParams(temperature=0, max_tokens=p["new"], ignore_eos=True)
+        for p in asked
+    ]
+    outputs = llm.generate(prompts, params)
+    return [list(o.outputs[0].token_ids) for o in outputs]
+
+
 def main() -> None:
     """Serve one order."""
     order = json.loads(Path(sys.argv[1]).read_text())
     os.environ.update(order.get("environment", {}))
     said: list[str] = []
     seconds: list[float] = []
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     if "load_format" in order["engine"]:
         importlib.import_module("benchmarks.xpu_path.flash").write_config(
@@ -183,13 +196,7 @@ def main() -> None:
     except RuntimeError as raised:
         error = str(raised)
     else:
-        prompts = [{"prompt_token_ids": p["tokens"]} for p in order["waves"][0]]
-        params = [
-            SamplingParams(temperature=0, max_tokens=p["new"], ignore_eos=True)
-            for p in order["waves"][0]
-        ]
-        outputs = llm.generate(prompts, params)
-        tokens = [list(o.outputs[0].token_ids) for o in outputs]
+        tokens = answers(llm, order["waves"][0])
     result = {"fault": order["fault"], "seconds": seconds, "tokens": tokens}
     result |= {"said": said, "error": error}
     Path(sys.argv[2]).write_text(json.dumps(result, indent=1))

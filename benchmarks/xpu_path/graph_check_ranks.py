@@ -6,18 +6,15 @@ ORDER is that of `graph_check`. Exits with 1 if a rank's check said something el
 expected, if one rank has graphs and the other none, or if the tokens differ.
 """
 
-import importlib
 import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.xpu_path.graph_check import ENGINE, HOME, plant
-
-importlib.import_module(HOME)
-
-from emulated_xpu.on_cuda.worker import XpuPathOnCudaWorker  # noqa: E402
+# The first prepares the process for the second.
+from benchmarks.xpu_path.graph_check import ENGINE, answers, plant
+from emulated_xpu.on_cuda.worker import XpuPathOnCudaWorker
 
 FAULT, SAID = "XPU_PATH_FAULT", "XPU_PATH_SAID"
 """Environment variables of the ranks: the fault, and the files that they write."""
@@ -52,20 +49,13 @@ def main() -> None:
     """Serve one order."""
     order = json.loads(Path(sys.argv[1]).read_text())
     os.environ |= {FAULT: order["fault"], SAID: sys.argv[2]}
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
-    asked = order["waves"][0]
     tokens: list[list[int]] = []
     error = ""
     try:
         llm = LLM(model=order["model"], **ENGINE | order["engine"])
-        params = [
-            SamplingParams(temperature=0, max_tokens=p["new"], ignore_eos=True)
-            for p in asked
-        ]
-        prompts = [{"prompt_token_ids": p["tokens"]} for p in asked]
-        outputs = llm.generate(prompts, params)
-        tokens = [list(o.outputs[0].token_ids) for o in outputs]
+        tokens = answers(llm, order["waves"][0])
     except RuntimeError as raised:
         error = str(raised)
     ranks = [json.loads(said_by(rank).read_text()) for rank in range(RANKS)]

@@ -41,24 +41,10 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"`file`: {self.file!r} is no path inside the base")
 
 
-class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pinned vLLM version: its archive and its main dependencies.
-
-    Attributes:
-        content: a digest of what `revision` holds; empty while none is recorded.
-        kept: why the release is supported although it is older than the window;
-            empty for one that leaves with the window.
-    """
+class Numbered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A vLLM version that a name is made of."""
 
     version: str
-    sdist: FileName
-    sha256: Sha256
-    revision: Revision
-    torch: Pin
-    triton: Pin
-    xpu_kernels: Pin
-    content: Content = ""
-    kept: str = ""
 
     def __post_init__(self) -> None:
         _require_version(self.version)
@@ -74,28 +60,33 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Version(self.version).release[:2]
 
 
-class Retired(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Release(Numbered, frozen=True, forbid_unknown_fields=True):
+    """A pinned vLLM version: its archive and its main dependencies.
+
+    Attributes:
+        content: a digest of what `revision` holds; empty while none is recorded.
+        kept: why the release is supported although it is older than the window;
+            empty for one that leaves with the window.
+    """
+
+    sdist: FileName
+    sha256: Sha256
+    revision: Revision
+    torch: Pin
+    triton: Pin
+    xpu_kernels: Pin
+    content: Content = ""
+    kept: str = ""
+
+
+class Retired(Numbered, frozen=True, forbid_unknown_fields=True):
     """A release that is not supported any more.
 
     Attributes:
         commit: the last commit of this repository that has its series.
     """
 
-    version: str
     commit: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$")]
-
-    def __post_init__(self) -> None:
-        _require_version(self.version)
-
-    @property
-    def name(self) -> str:
-        """As `Release.name`."""
-        return f"v{self.version}"
-
-    @property
-    def minor(self) -> tuple[int, ...]:
-        """As `Release.minor`."""
-        return Version(self.version).release[:2]
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
