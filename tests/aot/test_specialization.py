@@ -8,9 +8,11 @@ from aot.record import record_cases
 from aot.trace import FLASH, steps
 
 STEPS = 1000
+MOST_FORMS = 5
+"""Experts have one for each size of tile, and more where few programs share K."""
 
 
-def test_a_thousand_steps_compile_each_kernel_at_most_four_times() -> None:
+def test_a_thousand_steps_compile_few_forms_of_each_kernel() -> None:
     compiled: dict[tuple[str, str], set[tuple[str, frozenset[str]]]] = defaultdict(set)
     for record in record_cases("ours", steps(STEPS, FLASH.heads)):
         launch = record.launch
@@ -18,5 +20,5 @@ def test_a_thousand_steps_compile_each_kernel_at_most_four_times() -> None:
             (configuration(launch), specialization(launch))
         )
     assert len(compiled) >= 18
-    most = {name: len(found) for name, found in compiled.items() if len(found) > 4}
+    most = {name: len(found) for name, found in compiled.items() if len(found) > MOST_FORMS}
     assert not most
