@@ -15,8 +15,6 @@ DATA = "docs/data/twins.csv"
 
 SECTIONS = {"vision": "vision", "v41": "v4.1"}
 """The page's tables, and how the names of their checkpoints begin."""
-IN_LAYERS = ("images", "v4.1")
-"""The jobs of which the page has every layer."""
 FIGURES = {
     "core": "core %",
     "output": "output %",
@@ -26,6 +24,8 @@ FIGURES = {
     "missed": "other choice %",
 }
 """The columns by the names that the checks give to their figures."""
+SHOWN = ("core", "output", "experts", "streams")
+"""The figures that the page's tables have, beside that of the logits."""
 LOGITS = "logits"
 
 
@@ -70,28 +70,24 @@ def keep(project: Project, rows: Sequence[Row]) -> None:
 
 
 def render(rows: Iterable[Row], section: str) -> str:
-    """The largest figures of each job, and of each layer of the first one; releases
-    with the same figures share a line. Columns without a figure are left out."""
-    found: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    """The largest figures of each job; releases with the same figures share a line.
+    Columns without a figure are left out."""
+    found: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         if str(row["checkpoint"]).startswith(SECTIONS[section]):
             job, release = str(row["job"]), str(row["release"])
-            of_row = ["all"]
-            if job in IN_LAYERS and row["layer"] != LOGITS:
-                of_row.append(f"{row['layer']}, ratio {row['ratio']}")
-            for line in of_row:
-                found.setdefault((job, line), {}).setdefault(release, []).append(row)
+            found.setdefault(job, {}).setdefault(release, []).append(row)
     alike: dict[tuple[str, ...], list[str]] = {}
-    jobs = list(dict.fromkeys(job for job, _ in found))
-    in_order = sorted(found, key=lambda key: (jobs.index(key[0]), key[1] == "all"))
-    for job, line in in_order:
-        for release, own in found[job, line].items():
-            alike.setdefault((job, line, *_largest(own)), []).append(release)
-    lines = [
-        (job, line, ", ".join(of), *figures)
-        for (job, line, *figures), of in alike.items()
+    for job, by_release in found.items():
+        for release, own in by_release.items():
+            alike.setdefault((job, *_largest(own)), []).append(release)
+    lines = [(job, ", ".join(of), *figures) for (job, *figures), of in alike.items()]
+    heads = [
+        "asked",
+        "releases",
+        *(FIGURES[name] for name in SHOWN),
+        "logits, float32 %",
     ]
-    heads = ("asked", "layer", "releases", *FIGURES.values(), "logits, float32 %")
     # V4 has no `streams`.
     used = [place for place in range(len(heads)) if any(row[place] for row in lines)]
     return markdown.table(
@@ -109,5 +105,5 @@ def _largest(rows: Sequence[Row]) -> list[str]:
         ]
         return f"{max(figures):.2f}" if figures else ""
 
-    own = [worst(column, logits=False) for column in FIGURES.values()]
+    own = [worst(FIGURES[name], logits=False) for name in SHOWN]
     return [*own, worst(FIGURES["plain"], logits=True)]
