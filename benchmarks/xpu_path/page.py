@@ -29,19 +29,11 @@ TREES = {
     "flash-patched-triton": "patched, Triton",
 }
 OLDER_TREES = {"flash-eager-untouched": "untouched", "flash-eager-patched": "patched"}
-PARTS = (
-    "attention",
-    "insert",
-    "compressor",
-    "indexer",
-    "projections",
-    "hyper-connections",
-    "experts",
-    "other",
-)
 Case = tuple[str, int, int]
 Results = dict[str, dict[str, Any]]
 """What `bench` wrote, by the name of the tree."""
+SHOWN = 16_384
+"""Tokens of the decode steps in the page's table; the data have the others."""
 WARM = 4
 """Replays left out at the beginning of a case."""
 Sums = dict[str, tuple[float, float]]
@@ -103,7 +95,8 @@ def write_data(releases: dict[str, Results]) -> None:
 
 
 def attention_table(results: Results) -> list[str]:
-    """Attention of each case, with its largest error to float64."""
+    """Attention of prompts and of decode at `SHOWN` tokens, with its largest error to
+    float64."""
     cases = {
         tree: {key(case): case for case in result["cases"]}
         for tree, result in results.items()
@@ -113,6 +106,8 @@ def attention_table(results: Results) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for case, ours in cases["patched"].items():
+        if case[0] == "decode" and case[2] != SHOWN:
+            continue
         theirs = cases["untouched"][case]
         before, after = (sums_of(c)["attention"][0] for c in (theirs, ours))
         errors = [
@@ -138,27 +133,6 @@ def named(case: Case) -> str:
     )
 
 
-def parts_table(results: Results, case: Case) -> list[str]:
-    """All parts of one case: microseconds, and how many of them in stand-ins."""
-    lines = [
-        "| part | " + " | ".join(results) + " |",
-        "|---" * (len(results) + 1) + "|",
-    ]
-    found = [
-        next(c for c in result["cases"] if key(c) == case)
-        for result in results.values()
-    ]
-    for part in PARTS:
-        cells = []
-        for one in found:
-            time, inside = sums_of(one).get(part, (0.0, 0.0))
-            cells.append(f"{time:.0f} (stand-ins {inside:.0f})")
-        lines.append(f"| {part} | " + " | ".join(cells) + " |")
-    steps = (f"{time_of(one):.2f} ms" for one in found)
-    lines.append("| the step, with stand-ins | " + " | ".join(steps) + " |")
-    return lines
-
-
 def tokens_lines(results: Results) -> list[str]:
     """In which cases eager and captured steps gave other tokens."""
     lines = []
@@ -175,7 +149,8 @@ def tokens_lines(results: Results) -> list[str]:
 
 
 def engine_table(folder: Path) -> list[str]:
-    """The tiny checkpoint's engines against Hugging Face: bounds of `e2e`."""
+    """The tiny checkpoint's engines against Hugging Face, by ratio the worst of all
+    prompts: bounds of `e2e`."""
     import torch
 
     from e2e import checkpoint, checks
@@ -185,8 +160,8 @@ def engine_table(folder: Path) -> list[str]:
     from .jobs import MIXED
 
     lines = [
-        "| engine | tokens | ratio | float32 | core | output | overlap |",
-        "|---|---|---|---|---|---|---|",
+        "| engine | ratio | float32 | core | output | overlap |",
+        "|---|---|---|---|---|---|",
     ]
     below: list[str] = []
     job = Job("mixed", (tuple(Prompt(n, new, seed) for n, new, seed in MIXED),))
@@ -199,12 +174,18 @@ def engine_table(folder: Path) -> list[str]:
             for part in ("read", "tokens"):
                 answer[part] = answer[part][:1]
             served = Served(job, answer, "", 0.0)
-            for error in checks.check_attention(served, twin):
-                overlap = "" if error.overlap is None else f"{error.overlap:.3f}"
+            errors = checks.check_attention(served, twin)
+            for ratio in dict.fromkeys(error.ratio for error in errors):
+                of = [error for error in errors if error.ratio == ratio]
+                plain, core, output = (
+                    100 * max(getattr(error, figure) for error in of)
+                    for figure in ("plain", "core", "output")
+                )
+                overlaps = [e.overlap for e in of if e.overlap is not None]
+                overlap = f"{min(overlaps):.3f}" if overlaps else ""
                 lines.append(
-                    f"| {name} | {error.tokens} | {error.ratio} |"
-                    f" {100 * error.plain:.1f} % | {100 * error.core:.2f} % |"
-                    f" {100 * error.output:.3f} % | {overlap} |"
+                    f"| {name} | {ratio} | {plain:.1f} % | {core:.2f} % |"
+                    f" {output:.3f} % | {overlap} |"
                 )
             experts = max(checks.check_experts(served, twin).values())
             checks.check_logits(served, twin)
@@ -247,7 +228,7 @@ def soak_lines(folder: Path) -> list[str]:
 
 
 def page(releases: dict[str, Results], engine: list[str]) -> str:
-    """The generated part: the first release whole, attention of the others."""
+    """The generated part: the first release, and attention of the others."""
     (release, results), *others = releases.items()
     any_result = results["patched"]
     lines = [
@@ -260,14 +241,14 @@ def page(releases: dict[str, Results], engine: list[str]) -> str:
         "",
         "## Attention",
         "",
+        "Decode of more and fewer tokens, and all parts of each step:"
+        " [data/xpu_path.csv](data/xpu_path.csv).",
+        "",
         *attention_table(results),
         "",
     ]
     for older, theirs in others:
         lines += [f"## Attention, {older}", "", *attention_table(theirs), ""]
-    for case in (("decode", 16, 16384), ("decode", 128, 65536), ("prefill", 1, 8192)):
-        lines += [f"## All parts: {named(case)}", "", "Microseconds of one step.", ""]
-        lines += [*parts_table(results, case), ""]
     return "\n".join([*lines, "## Eager and captured", "", *tokens_lines(results)])
 
 
