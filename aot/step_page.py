@@ -30,6 +30,10 @@ SECTION, SHARING_SECTION = "step", "sharing"
 PARTS, SPEED = "data/step_model.csv", "data/speed_model.csv"
 SHARING = "data/sharing_model.csv"
 REQUESTS, CONTEXTS, CHUNK = (1, 16, 64), (16_384, 131_072), 2_048
+WHOLE = ", on every rank"
+"""How parts end whose weights every rank reads whole."""
+SHARDED = ("shared expert", "projections", "small weights", "head")
+"""Parts whose weights the ranks share, beside the experts."""
 SIDES = {"patched": "ours", "untouched": "upstream"}
 
 
@@ -210,7 +214,7 @@ def summary(
             table(heads, lines),
             "",
             "Where a decode step of Flash on 16 B60 spends its time, in milliseconds of"
-            f" all layers, both stages. All rows: [{PARTS}]({PARTS}).",
+            f" all layers, both stages. All parts: [{PARTS}]({PARTS}).",
             "",
             _parts_table(parts),
         )
@@ -225,41 +229,53 @@ def _parts_table(rows: Sequence[dict[str, object]]) -> str:
         and row["context"] == CONTEXTS[0]
         and row["step"] == "decode"
     ]
-    names = dict.fromkeys((row["part"], row["vLLM"]) for row in chosen)
-    cells: list[list[object]] = []
-    for name, side in names:
-        of = {
-            row["requests"]: row
-            for row in chosen
-            if (row["part"], row["vLLM"]) == (name, side)
-        }
-        label = f"{name}, untouched" if side == "untouched" else name
-        bound = next(iter(of.values()))["bound"]
-        cells.append([label, bound, *(_span(of[count], "ms") for count in REQUESTS)])
-    heads = [f"{count} request{'s' * (count > 1)}" for count in REQUESTS]
-    return table(["part", "bound", *heads], cells)
+    times: dict[str, dict[object, list[float]]] = {}
+    for row in chosen:
+        of = times.setdefault(_label(row), {}).setdefault(row["requests"], [0.0, 0.0])
+        for end, name in enumerate(("ms from", "ms to")):
+            of[end] += float(str(row[name]))
+    counts = dict.fromkeys(row["requests"] for row in chosen)
+    heads = [f"{count} request{'s' * (str(count) != '1')}" for count in counts]
+    return table(
+        ["part", *heads],
+        (
+            [label, *(f"{low:.2f} to {high:.2f}" for low, high in of.values())]
+            for label, of in times.items()
+        ),
+    )
+
+
+def _label(row: dict[str, object]) -> str:
+    """The line of the page's table that a part belongs to."""
+    name = str(row["part"])
+    if row["vLLM"] == "untouched":
+        return f"{name}, untouched"
+    if name.endswith(WHOLE):
+        return "weights that every rank reads whole"
+    return "other weights beside the experts" if name in SHARDED else name
 
 
 def sharing_summary(rows: Sequence[dict[str, object]]) -> str:
-    """The page's table of what ranks could share: milliseconds that are left of the
-    saving at 16k."""
+    """The page's table of what ranks could share in a prefill chunk: milliseconds that
+    are left of the saving at 16k."""
     bought = list(
         dict.fromkeys(row["devices"] for row in rows if row["model"] != "Pro")
     )
     cells: dict[tuple[object, ...], dict[object, str]] = {}
     for row in rows:
-        if row["context"] == CONTEXTS[0]:
-            key = (row["step"], row["requests"], row["shared"])
+        if row["context"] == CONTEXTS[0] and row["step"] != "decode":
+            key = (row["shared"],)
             cells.setdefault(key, {})[row["devices"]] = _span(row, "net ms")
     lines = [[*key, *(of[name] for name in bought)] for key, of in cells.items()]
     return "\n".join(
         (
-            "**Modelled, not measured** (`aot/sharing.py`): milliseconds that a step of"
-            f" Flash saves at a context of {CONTEXTS[0]:,}, least saving and highest"
-            " cost to highest saving and least cost; negative is a loss. All rows, with"
-            f" both terms: [{SHARING}]({SHARING}).",
+            "**Modelled, not measured** (`aot/sharing.py`): milliseconds that a prefill"
+            f" chunk of {CHUNK:,} tokens of Flash saves at a context of"
+            f" {CONTEXTS[0]:,}, least saving and highest cost to highest saving and"
+            " least cost; negative is a loss. All rows, of decode as well, with both"
+            f" terms: [{SHARING}]({SHARING}).",
             "",
-            table(["step", "requests", "shared", *map(str, bought)], lines),
+            table(["shared", *map(str, bought)], lines),
         )
     )
 

@@ -20,5 +20,7 @@ def test_a_thousand_steps_compile_few_forms_of_each_kernel() -> None:
             (configuration(launch), specialization(launch))
         )
     assert len(compiled) >= 18
-    most = {name: len(found) for name, found in compiled.items() if len(found) > MOST_FORMS}
+    most = {
+        name: len(found) for name, found in compiled.items() if len(found) > MOST_FORMS
+    }
     assert not most
