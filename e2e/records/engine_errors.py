@@ -38,17 +38,21 @@ def keep(project: Project, release: str, rows: Sequence[Row]) -> None:
 
 
 def render(rows: Iterable[Row]) -> str:
-    """The smallest and the largest figure of each release, in the order of the rows."""
+    """The smallest and the largest figure of each release, in the order of the rows;
+    releases with the same figures share a line."""
     of: dict[str, list[Row]] = {}
     for row in rows:
         of.setdefault(str(row["release"]), []).append(row)
     columns = [(figure, side) for figure in SHOWN for side in SIDES]
-    lines = [
-        [release, *(_range(own, f"{figure}, {side}") for figure, side in columns)]
-        for release, own in of.items()
-    ]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for release, own in of.items():
+        found = tuple(_range(own, f"{figure}, {side}") for figure, side in columns)
+        alike.setdefault(found, []).append(release)
     heads = (f"{SHOWN[figure]}, {side}" for figure, side in columns)
-    return markdown.table(("release", *heads), lines)
+    return markdown.table(
+        ("releases", *heads),
+        ([", ".join(releases), *found] for found, releases in alike.items()),
+    )
 
 
 def _range(rows: Iterable[Row], column: str) -> str:
