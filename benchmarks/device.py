@@ -43,7 +43,7 @@ def take_device(kind: str) -> torch.device:
     if not (hasattr(torch, kind) and getattr(torch, kind).is_available()):
         raise UnusableDevice(
             f"torch {torch.__version__} sees no {kind} device;"
-            f" next: python -m xpustack device --device {kind} doctor"
+            f" next: xpustack device --device {kind} doctor"
         )
     return torch.device(kind)
 

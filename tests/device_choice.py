@@ -37,7 +37,7 @@ def take_device(config: pytest.Config) -> torch.device:
     if not (hasattr(torch, kind) and getattr(torch, kind).is_available()):
         raise pytest.UsageError(
             f"torch {torch.__version__} sees no {kind} device;"
-            f" next: python -m xpustack device --device {kind} doctor"
+            f" next: xpustack device --device {kind} doctor"
         )
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise pytest.UsageError(

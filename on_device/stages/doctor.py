@@ -164,7 +164,7 @@ def findings(setup: Setup, known: list[str]) -> Iterator[Finding]:
         yield Finding(
             f"{device['name']} is not in aot/devices.toml: all stages run, but the"
             " cost model has no data of it",
-            "send the report, or ingest it: python -m xpustack ingest FILE",
+            "send the report, or ingest it: xpustack ingest FILE",
         )
     for name, pin in (
         ("torch", release.torch.version),

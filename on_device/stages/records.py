@@ -108,5 +108,5 @@ def parse_report(content: bytes, name: str) -> Report:
     raise UsageError(
         f"a report of schema {schema}; this checkout reads schema {SCHEMA}",
         path=name,
-        hint="make the report with this checkout: python -m xpustack device",
+        hint="make the report with this checkout: xpustack device",
     )

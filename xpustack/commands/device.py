@@ -56,7 +56,7 @@ def device(
         raise UsageError(
             f"{unknown[0]!r} is no stage",
             detail=[f"stages: {', '.join(STAGES)}"],
-            hint="python -m xpustack device --help",
+            hint="xpustack device --help",
         )
     program = shutil.which(python)
     if program is None:

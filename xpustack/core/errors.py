@@ -135,8 +135,7 @@ def in_tox(words: Sequence[str]) -> str:
         return f"{command('cd', words[1])} && {in_tox(words[2:])}"
     if words and (own := _TOX.get(words[0])):
         return command("tox", "-e", own, "--", *words[1:])
-    tool = ("tox", "exec", "-e", "build", "--", "python", "-m", "xpustack")
-    return command(*tool, *words)
+    return command("bin/xpustack", *words)
 
 
 @contextlib.contextmanager
@@ -248,7 +247,7 @@ def stack_error_of(error: Exception) -> StackError:
     if lacks in CHECKOUT:
         return UsageError(
             f"the command needs {lacks}, which is not installed",
-            hint="python -m xpustack with the same words, in the checkout",
+            hint="bin/xpustack with the same words, in the checkout",
         )
     return InternalError(
         f"internal error: {type(error).__name__}: {error}",

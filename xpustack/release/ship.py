@@ -40,21 +40,24 @@ PINS = "pins.txt"
 RUNTIME = "runtime.txt"
 SBOM = "sbom.cdx.json"
 PROVENANCE = "provenance.json"
-ARGUMENTS = "container.args"
-OFFICIAL_ARGUMENTS = "official.args"
+INSTALL = "install.sh"
+IMAGE = "Containerfile"
+OFFICIAL_IMAGE = "official.Containerfile"
+INSTALLED = "pinned.py"
+"""Says whether an environment has the pinned versions."""
 STARTERS = ("require_key.py", "serve.sh")
 """How the images start: what asks for the key, and what gives it to `vllm serve`."""
 HEALTH = "served.py"
 """The images' health check."""
-_COPIED = (HEALTH, *STARTERS)
-_RENDERED = (CONSTRAINTS, PINS, RUNTIME, ARGUMENTS)
-COMPANION_FILES = (*_RENDERED, OFFICIAL_ARGUMENTS, *_COPIED, SBOM, PROVENANCE)
-"""The files beside a wheel; `official.args` only where upstream has an image."""
+_COPIED = (INSTALLED, HEALTH, *STARTERS)
+_RENDERED = (CONSTRAINTS, PINS, RUNTIME, INSTALL, IMAGE)
+COMPANION_FILES = (*_RENDERED, OFFICIAL_IMAGE, *_COPIED, SBOM, PROVENANCE)
+"""The files beside a wheel; `official.Containerfile` only where upstream has an image."""
 
 
 def files(build: WheelBuild) -> dict[str, bytes]:
     """Every file of the release, by name, the wheel first."""
-    official = (OFFICIAL_ARGUMENTS,) if build.runtime.official else ()
+    official = (OFFICIAL_IMAGE,) if build.runtime.official else ()
     names = (*_RENDERED, *official)
     texts = {name: rendered("xpustack.release", name, vars(build)) for name in names}
     here = Path(__file__).parent

@@ -59,7 +59,7 @@ class Result(msgspec.Struct, frozen=True):
     @property
     def command(self) -> str:
         """The command that runs this one check by hand."""
-        words = ["python", "-m", "xpustack"]
+        words = ["xpustack"]
         if self.kind == "static":
             return command(*words, "check", "--static")
         if self.kind == "apply":

@@ -264,7 +264,7 @@ def test_a_failure_is_looked_at_again_and_its_command_works(stack):
     (result,) = report.results
     assert result.status == "failed"
     assert "passes before the step" in result.detail[0]
-    assert result.command == "python -m xpustack check v1.0 raise-value --only test"
+    assert result.command == "xpustack check v1.0 raise-value --only test"
     assert not check(stack, "v1.0", only="test").results[0].cached
     done = stack.run(*result.command.split()[3:], "--offline")
     assert done.returncode == 1

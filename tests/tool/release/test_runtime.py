@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from made import ONEAPI, read, text
 from tiny_stack import DOCKERFILE, PUBLISHING, XPU_TXT
 
 from xpustack.base.download import base_of
@@ -15,39 +16,11 @@ from xpustack.base.releases import Release, load
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SourceError
-from xpustack.core.markdown import rendered
 from xpustack.core.project import Project
 from xpustack.release import runtime
 from xpustack.release.runtime import PUBLISHING as PUBLISHING_PATH
 from xpustack.release.runtime import OneApi, Runtime
-from xpustack.release.ship import ARGUMENTS, CONSTRAINTS, RUNTIME
-
-ONEAPI = """\
-FROM example/os:1 AS vllm-base
-ARG PYTHON_VERSION=3.12
-RUN wget -O- https://example.org/signer.PUB | gpg --dearmor | tee /k > /dev/null && \\
-    echo "deb [signed-by=/k] https://example.org/oneapi all main" | tee /l && \\
-    printf '%s\\n' 'Package: intel-oneapi-*' 'Pin: version 2025.3*' > /p && \\
-    apt-get install -y \\
-    intel-oneapi-compiler-dpcpp-cpp-2025.3 \\
-    intel-oneapi-mkl-devel-2025.3 && \\
-    rm -rf /var/lib/apt/lists/*
-ARG ONECCL_INSTALLER="intel-oneccl-9.1_offline.sh"
-RUN wget "https://example.org/9.1/${ONECCL_INSTALLER}" && \\
-    ln -s /opt/intel/oneapi/ccl/9.1 /opt/intel/oneapi/ccl/latest
-ENV LD_LIBRARY_PATH="$LD_LIBRARY_PATH:/usr/local/lib/"
-"""
-
-
-def text(name: str, release: Release, here: Runtime) -> str:
-    """The file of that name beside a wheel called `x`."""
-    values = {"release": release, "version": "x", "name": "x.whl", "runtime": here}
-    return rendered("xpustack.release", name, values)
-
-
-def read(dockerfile: str, release: Release, publishing: str = "") -> Runtime:
-    return runtime.runtime(XPU_TXT, dockerfile, publishing, release)
-
+from xpustack.release.ship import CONSTRAINTS, IMAGE, RUNTIME
 
 def test_it_is_read_from_the_stages_of_the_server_alone(release: Release):
     here = read(DOCKERFILE, release, PUBLISHING)
@@ -208,8 +181,9 @@ def test_each_pinned_release_names_all_of_it(name: str, runtimes: dict[str, Pinn
         assert resources[package].startswith(f"pkg:deb/{package}")
     assert resources["python"] == "pkg:generic/python@3.12"
     assert here.image.rpartition(":")[2] in resources["image"]
-    arguments = text(ARGUMENTS, release, here)
-    assert "$" not in arguments and " " not in arguments
+    image = text(IMAGE, release, here)
+    assert f"FROM {here.image}\n" in image
+    assert all(url in image for url in (*here.drivers, here.installer))
 
 
 @pytest.mark.parametrize("name", pinned_names())

@@ -179,7 +179,7 @@ def test_without_torch_the_same_command_in_tox_is_next(
 
 def test_a_command_of_no_environment_is_run_in_that_of_builds():
     assert in_tox(["plan", "v1.0", "--model", "my model"]) == (
-        "tox exec -e build -- python -m xpustack plan v1.0 --model 'my model'"
+        "bin/xpustack plan v1.0 --model 'my model'"
     )
 
 

@@ -77,7 +77,7 @@ def test_the_first_failure_is_shown_at_once_and_only_the_first():
         "",
         "FAILED v2.0 a test: 2 tests",
         "  why [x]",
-        "  by hand: python -m xpustack check v2.0 a --only test",
+        "  by hand: xpustack check v2.0 a --only test",
         "[2/11] v1.0 a lint: failed, 2 s",
         "[3/11] v1.0 a test: blocked",
     ]

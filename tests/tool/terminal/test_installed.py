@@ -38,4 +38,4 @@ def test_a_command_says_what_only_the_checkout_has(
     )
     assert done.returncode == 2
     assert f"the command needs {lacks}, which is not installed" in done.stderr
-    assert "next: python -m xpustack with the same words" in done.stderr
+    assert "next: bin/xpustack with the same words" in done.stderr

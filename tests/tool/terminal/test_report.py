@@ -58,9 +58,9 @@ def test_the_trees_that_mypy_read_are_named():
 def test_a_failure_shows_its_lines_and_its_command():
     text = shown(REPORT)
     assert "FAILED v1.0 a test: 2 tests\n  why [bold]it[/bold] fails\n" in text
-    assert "by hand: python -m xpustack check v1.0 a --only test\n" in text
-    assert "by hand: python -m xpustack check v2.0 a --tip --only test\n" in text
-    assert "by hand: python -m xpustack apply v1.0 --to DIR" in text
+    assert "by hand: xpustack check v1.0 a --only test\n" in text
+    assert "by hand: xpustack check v2.0 a --tip --only test\n" in text
+    assert "by hand: xpustack apply v1.0 --to DIR" in text
     assert "BLOCKED v1.0 c apply: b does not apply" in text
     assert "note: v1.0 a: 25 s after the step" in text
 
@@ -109,4 +109,4 @@ def test_a_run_that_ended_early_says_what_was_not_run():
 def test_the_command_of_a_tip_says_so():
     for kind in ("build", "lint"):
         result = Result("v1.0", "tip", kind, "failed")
-        assert result.command == f"python -m xpustack check v1.0 --tip --only {kind}"
+        assert result.command == f"xpustack check v1.0 --tip --only {kind}"
