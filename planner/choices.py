@@ -26,7 +26,7 @@ GIB = 1 << 30
 WITHOUT = Kernels({}, {})
 """Attention and the indexer's scores are left out: nobody compiles them for a plan."""
 OFFICIAL_SINCE = (0, 26)
-"""The first release with an image of upstream's; deploy/official.Containerfile."""
+"""The first release of which upstream has an image, which ours then starts from."""
 IMAGE = "vllm-xpu-dsv4"
 
 
@@ -246,8 +246,19 @@ def _partition(attempt: Attempt) -> str:
     return f"VLLM_PP_LAYER_PARTITION={attempt.partition}"
 
 
+def image(release: Release) -> str:
+    """The commands that make the image; podman takes the second as it is."""
+    folder = f"dist/{release.name}"
+    own = Version(release.version).release[:2] < OFFICIAL_SINCE
+    file = "Containerfile" if own else "official.Containerfile"
+    return (
+        f"xpustack build {release.name} && docker build --file {folder}/{file}"
+        f" --tag {IMAGE}:{release.version} {folder}"
+    )
+
+
 def container(asked: Asked, attempt: Attempt, release: Release) -> str:
-    """The same in the image that docs/deploying.md builds."""
+    """The same in the image of `image`."""
     volume = shlex.quote(f"{asked.checkpoint.folder}:/model:ro")
     return " ".join(
         [

@@ -47,6 +47,7 @@ def to_json(
     if found:
         best = found[0].attempt
         data["serve"] = choices.serve(asked, best)
+        data["image"] = choices.image(release)
         data["container"] = choices.container(asked, best, release)
     return data
 
@@ -101,7 +102,7 @@ def notes(data: dict[str, Any]) -> Iterator[str]:
         )
     yield from NOTES
     yield f"checkpoint: {data['checkpoint_bytes'] / GIB:.0f} GiB on disk"
-    yield from ("", data["serve"], "", data["container"])
+    yield from ("", data["serve"], "", data["image"], "", data["container"])
 
 
 def _choice(asked: Asked, choice: Choice) -> dict[str, Any]:

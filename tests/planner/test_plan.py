@@ -174,6 +174,9 @@ def test_the_command_is_the_documented_one(release: Release):
     image = choices.container(wanted("b70", 8), attempt(8, 1, 19, room=20), release)
     assert image.endswith(documented.partition("DeepSeek-V4-Flash ")[2])
     assert "vllm-xpu-dsv4:0.33.0 /model" in image
+    build = choices.image(release)
+    assert build in " ".join(page.replace("\\\n", "").split())
+    assert "/official.Containerfile" in build and "vllm-xpu-dsv4:0.33.0 dist/" in build
 
 
 def test_expert_parallel_and_many_requests_are_in_the_command():

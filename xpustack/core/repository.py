@@ -366,6 +366,11 @@ class Repository(Git):
         """Set a ref to a commit."""
         self.run("update-ref", ref, commit)
 
+    def set_refs(self, commits: Mapping[str, str]) -> None:
+        """Set refs to commits, in one git process."""
+        commands = "".join(f"update {ref} {to}\n" for ref, to in commits.items())
+        self.run("update-ref", "--stdin", data=commands.encode())
+
     def delete_refs(self, refs: Iterable[str]) -> None:
         """Delete refs, in one git process."""
         commands = "".join(f"delete {ref}\n" for ref in refs)

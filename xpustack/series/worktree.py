@@ -40,6 +40,8 @@ from xpustack.series.tree import KERNEL_HOME, Series, Step
 
 BRANCH = HEADS + "series"
 BASE = "refs/tags/base"
+STEPS = "refs/tags/step/"
+"""What comes before the slug in the tag of a step's commit."""
 STATE = "xpustack.json"
 STEP_LINE = re.compile(r"^Step: *(.*\S) *\n?", re.MULTILINE)
 """The line by which a commit names its step; a patch's file name does that."""
@@ -284,7 +286,7 @@ def apply_to(
     """Make `directory` a git repository with one commit for the base and one per step.
 
     It does not depend on the cache: objects are linked or copied. Branch `series` is
-    checked out, tag `base` names the base.
+    checked out, tag `base` names the base, and a tag `step/<slug>` the commit of each step.
 
     Args:
         directory: new or empty, or an unchanged result of this function.
@@ -306,6 +308,8 @@ def apply_to(
     with (replace_dir if replaced else atomic_dir)(directory) as temporary:
         cache.progress(f"writing {release.name} to {directory}")
         fill(store, temporary, state)
+        tags = {STEPS + tree.slug: tree.commit for tree in series.steps}
+        Checkout.of(temporary).set_refs(tags)
     return series
 
 
@@ -356,11 +360,14 @@ def replaceable(directory: Path, release: str) -> bool:
         raise not_ours(directory, release, "apply")
     work = Work.at(directory)
     changes = work.pending(ignored=True)
-    expected = {BRANCH: work.state.tip, BASE: work.state.base}
+    state = work.state
+    expected = {BRANCH: state.tip, BASE: state.base}
+    applied = {entry.id for entry in work.git.log(state.base, state.tip)}
     changes += [
         f"commits: {ref} {commit.id}"
         for ref, commit in work.git.refs().items()
         if commit.id != expected.get(ref)
+        and not (ref.startswith(STEPS) and commit.id in applied)
     ]
     if changes:
         raise work.refusal(

@@ -1,23 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the recipes of CONTRIBUTING.md verbatim."""
+"""Runs the recipes of CONTRIBUTING.md verbatim, on a small stack and on v0.33.0."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from fake_stack import ATTENTION, FakeStack, edited
 
+from xpustack.core.cache import Cache
+from xpustack.core.project import Project
+from xpustack.series.order import read_patches
 from xpustack.series.patch import load_series
 
 ROOT = Path(__file__).parents[3]
+REAL, STEP = "v0.33.0", "query-norm"
 
 
 @pytest.fixture
 def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
     return three_steps.copy(tmp_path)
+
+
+@dataclass(frozen=True)
+class RealStack:
+    """A copy of this project's patches and what they name, with the machine's cache."""
+
+    root: Path
+    project: Project
+    cache: Cache
+
+
+@pytest.fixture
+def real(tmp_path: Path, real_cache: Cache) -> RealStack:
+    project = tmp_path / "project"
+    for name in ("patches", "vllm_overlay", "kernels", "tests/steps"):
+        shutil.copytree(ROOT / name, project / name)
+    shutil.copy(ROOT / "releases.toml", project)
+    return RealStack(tmp_path, Project(project), real_cache)
 
 
 def block(kind: str) -> str:
@@ -29,11 +53,12 @@ def block(kind: str) -> str:
 
 
 def follow(
-    stack: FakeStack,
+    stack: FakeStack | RealStack,
     name: str,
     editor: str,
     sequence: str = "true",
     slug: str = "first",
+    release: str = "v1.0",
 ) -> str:
     """Run a recipe with scripted editors; return what it printed."""
     tools = stack.root / "tools"
@@ -54,8 +79,10 @@ def follow(
         "PATH": f"{tools}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "XPUSTACK_CACHE": str(stack.cache.root),
-        "RELEASE": "v1.0",
+        "RELEASE": release,
         "DIR": str(stack.root / "work"),
+        "OTHER": "v2.0",
+        "THERE": str(stack.root / "there"),
         "MESSAGE": str(message),
         "SLUG": slug,
         "EDITOR": "edit",
@@ -104,6 +131,17 @@ def test_change(stack: FakeStack) -> None:
     assert stack.trees()[-1].index == 3
 
 
+def test_port(stack: FakeStack) -> None:
+    """`second` goes to a release that has `first` alone."""
+    order = stack.project.series_dir("v1.0") / "series"
+    first = next(line for line in order.read_text().splitlines() if "first/" in line)
+    stack.write("patches/v2.0/series", f"{first}\n")
+    stack.rederive()
+    stack.apply()
+    follow(stack, "port", "true", slug="second")
+    assert stack.slugs("v2.0") == ["first", "second"]
+
+
 def test_reorder(stack: FakeStack) -> None:
     last_first = """awk '/^pick/ && ++n == 3 {print; next} {rest = rest $0 "\\n"} \
 END {printf "%s", rest}' "$1" > "$1.new" && mv "$1.new" "$1\""""
@@ -126,3 +164,18 @@ def test_edit(stack: FakeStack) -> None:
     after = stack.trees()
     assert [tree.tree_id for tree in after[:3]] == [tree.tree_id for tree in before[:3]]
     assert after[3].tree_id != before[3].tree_id
+
+
+def test_change_on_the_real_series(real: RealStack) -> None:
+    """One comment of a step, which the tag of its commit finds."""
+    patches = {slug: path for slug, path in read_patches(real.project, REAL).items()}
+    before = {slug: path.read_text() for slug, path in patches.items()}
+    module = re.search(r"^\+\+\+ b/(\S+)$", before[STEP], re.MULTILINE)
+    comment = re.search(r"^\+ +# (.*)$", before[STEP], re.MULTILINE)
+    assert module is not None and comment is not None
+    said = f"s/{comment[1]}/{comment[1]} So be it./"
+    editor = f'sed -i "{said}" {real.root}/work/{module[1]}'
+    follow(real, "change", editor, slug=STEP, release=REAL)
+    after = read_patches(real.project, REAL)
+    assert list(after) == list(before)
+    assert "So be it." in after[STEP].read_text()

@@ -37,6 +37,8 @@ def test_a_repository_of_base_and_steps(stack: FakeStack) -> None:
     log = git(work, "log", "--reverse", "--format=%H").split()
     assert log == [tree.commit for tree in trees]
     assert git(work, "rev-parse", "base").strip() == trees[0].commit
+    tagged = [git(work, "rev-parse", f"step/{slug}").strip() for slug in stack.slugs()]
+    assert tagged == log[1:]
     assert git(work, "status", "--porcelain", "--ignored") == ""
     text = git(work, "log", "-1", "--format=%B")
     assert text.startswith("[XPU][DSv4] Do third\n") and "Step: third\n" in text
