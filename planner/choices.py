@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from packaging.version import Version
+
 from aot import model as devices
 from aot import step
 from aot.step import Kernels, Part, Range, Split

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from tiny_stack import TinyStack
 
-from xpustack.__main__ import app
 from xpustack.base import releases
 from xpustack.core.project import Project
 from xpustack.pages.overview import overview
@@ -68,16 +67,3 @@ def test_every_link_leads_to_a_file(readme: str):
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", readme)
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
-
-
-def test_every_environment_that_it_names_exists(readme: str):
-    settings = (ROOT / "tox.ini").read_text()
-    names = set(re.findall(r"tox -e ([a-z0-9-]+)", readme))
-    assert {"apply-and-test", "build", "export"} <= names
-    assert [name for name in names if f"[testenv:{name}]" not in settings] == []
-
-
-def test_every_command_that_it_names_exists(readme: str):
-    names = set(re.findall(r"`xpustack ([a-z]+)", readme))
-    assert {"refresh", "verify"} <= names
-    assert names <= set(app)

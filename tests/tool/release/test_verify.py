@@ -18,7 +18,8 @@ from xpustack.builds import wheel
 from xpustack.core.errors import UsageError
 from xpustack.release import verify as judge
 from xpustack.release.ship import (
-    ARGUMENTS,
+    IMAGE,
+    INSTALL,
     CONSTRAINTS,
     PINS,
     PROVENANCE,
@@ -156,14 +157,14 @@ def test_a_truncated_wheel(judged, path: Path):
     assert "damaged or cut short" in problems[path.name]
 
 
-@pytest.mark.parametrize("name", [CONSTRAINTS, PINS, ARGUMENTS, SBOM])
+@pytest.mark.parametrize("name", [CONSTRAINTS, PINS, IMAGE, INSTALL, SBOM])
 def test_a_changed_file_beside_the_wheel(judged, folder: Path, name: str):
     text = (folder / name).read_text()
     (folder / name).write_text(text.replace("2.11.0", "2.11.1").replace("=", "= ", 1))
     assert name in problems_by_file(judged())
 
 
-@pytest.mark.parametrize("name", [CONSTRAINTS, PINS, ARGUMENTS, SBOM, PROVENANCE])
+@pytest.mark.parametrize("name", [CONSTRAINTS, PINS, IMAGE, INSTALL, SBOM, PROVENANCE])
 def test_a_missing_file_beside_the_wheel(judged, folder: Path, name: str):
     (folder / name).unlink()
     assert "missing beside the wheel" in problems_by_file(judged())[name]
