@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fail unless this Python has the versions that are pinned beside this file, exactly, and
+"""Fail unless this Python has exactly the versions that are pinned beside this file and
 none of the distributions that the arguments name."""
 
 import sys
@@ -11,8 +11,12 @@ FILES = ("constraints.txt", "runtime.txt")
 
 def problems(folder: Path, removed: list[str]) -> list[str]:
     """What is not as the files of `folder` pin it, and what is still there."""
-    found = {each.name.lower().replace("_", "-"): each.version for each in distributions()}
-    lines = [line for name in FILES for line in (folder / name).read_text().splitlines()]
+    found = {
+        each.name.lower().replace("_", "-"): each.version for each in distributions()
+    }
+    lines = [
+        line for name in FILES for line in (folder / name).read_text().splitlines()
+    ]
     pins = [line.split("==") for line in lines if "==" in line and line[0] != "#"]
     wrong = [
         f"{name} is {found.get(name, 'missing')}, not {pin}"

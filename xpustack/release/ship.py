@@ -52,7 +52,7 @@ HEALTH = "served.py"
 _COPIED = (INSTALLED, HEALTH, *STARTERS)
 _RENDERED = (CONSTRAINTS, PINS, RUNTIME, INSTALL, IMAGE)
 COMPANION_FILES = (*_RENDERED, OFFICIAL_IMAGE, *_COPIED, SBOM, PROVENANCE)
-"""The files beside a wheel; `official.Containerfile` only where upstream has an image."""
+"""The files beside a wheel; the second image only where upstream publishes one."""
 
 
 def files(build: WheelBuild) -> dict[str, bytes]:

@@ -286,7 +286,7 @@ def apply_to(
     """Make `directory` a git repository with one commit for the base and one per step.
 
     It does not depend on the cache: objects are linked or copied. Branch `series` is
-    checked out, tag `base` names the base, and a tag `step/<slug>` the commit of each step.
+    checked out, tag `base` names the base, and `step/<slug>` the commit of each step.
 
     Args:
         directory: new or empty, or an unchanged result of this function.

@@ -99,7 +99,7 @@ def test_sigterm_under_load(engines: Engines, release: str) -> None:
             assert eventually(lambda: server.metric(RUNNING) == 5), server.log
             began = time.monotonic()
             first.send_signal(signal.SIGTERM)
-            assert eventually(lambda: "EngineCore: draining" in server.log), server.log
+            assert eventually(lambda: "draining" in server.log.lower()), server.log
             late = outcome(clients.submit(ask, server, SHORT))
             assert all(future.result(DRAINS) for future in short), server.log
             answered = time.monotonic() - began
@@ -114,5 +114,6 @@ def test_sigterm_under_load(engines: Engines, release: str) -> None:
                 first.kill()
             ends = {outcome(future) for future in endless}
         assert (lives, waiting, ends) == (True, 3, {"connection"}), server.log
-        # Upstream's: status 200, no text, and "abort" for a reason.
-        assert late == "nothing", server.log
+        # Upstream's: status 200, no text, "abort" for a reason; or no answer, where its
+        # listener closes first, as up to v0.26.0.
+        assert late in ("nothing", "connection"), server.log

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every command in a block of a page is one that there is, spelt as the tool spells it."""
+"""Every command in a block of a page is one that the tool has, spelt as it is there."""
 
 import importlib.util
 import re
@@ -43,7 +43,7 @@ def named(text: str) -> set[str]:
 def test_a_command_of_ours_takes_its_words(page: str):
     for words in commands((ROOT / page).read_text()):
         if words[0] == "xpustack":
-            _, bound, unknown, *_ = app.parse_known_args(words[1:])
+            _, _, unknown, *_ = app.parse_known_args(words[1:])
             assert unknown == [], words
         if words[:2] in (["python", "-m"], ["python3", "-m"]) and "." not in words[2]:
             assert importlib.util.find_spec(words[2]), words

@@ -42,7 +42,10 @@ def everything(release: Release) -> Runtime:
 MADE: dict[str, tuple[str, Callable[[Release], Runtime]]] = {
     "of its own": (IMAGE, lambda release: read(DOCKERFILE, release)),
     "with all": (IMAGE, everything),
-    "upstream's": (OFFICIAL_IMAGE, lambda release: read(DOCKERFILE, release, PUBLISHING)),
+    "upstream's": (
+        OFFICIAL_IMAGE,
+        lambda release: read(DOCKERFILE, release, PUBLISHING),
+    ),
 }
 
 
@@ -215,7 +218,11 @@ def test_intels_packages_and_oneccl_are_installed_where_they_are_named(
 
 def test_nothing_of_it_stands_where_the_release_names_none(release: Release):
     bare = replace(
-        read(ONEAPI, release), oneapi=OneApi(), installer="", drivers=(), library_path=()
+        read(ONEAPI, release),
+        oneapi=OneApi(),
+        installer="",
+        drivers=(),
+        library_path=(),
     )
     image = text(IMAGE, release, bare)
     assert "oneapi" not in image and "oneccl" not in image and ".deb" not in image

@@ -84,7 +84,9 @@ def test_what_a_release_does_not_name_is_left_out(release: Release, tmp_path: Pa
     assert "LD_LIBRARY_PATH=/opt/intel/oneapi/ccl/9.1/lib" in done.stdout
 
 
-@pytest.mark.parametrize("word", ["constraints.txt", "triton==", "runtime.txt", "pinned"])
+@pytest.mark.parametrize(
+    "word", ["constraints.txt", "triton==", "runtime.txt", "pinned"]
+)
 def test_the_first_failure_ends_it(release: Release, tmp_path: Path, word: str):
     done, calls = install(tmp_path, release, read(DOCKERFILE, release), fails=word)
     assert done.returncode == 1

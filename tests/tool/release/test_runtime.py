@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from made import ONEAPI, read, text
-from tiny_stack import DOCKERFILE, PUBLISHING, XPU_TXT
+from tiny_stack import DOCKERFILE, PUBLISHING
 
 from xpustack.base.download import base_of
 from xpustack.base.pin import DOCKERFILE as DOCKERFILE_PATH
@@ -21,6 +21,7 @@ from xpustack.release import runtime
 from xpustack.release.runtime import PUBLISHING as PUBLISHING_PATH
 from xpustack.release.runtime import OneApi, Runtime
 from xpustack.release.ship import CONSTRAINTS, IMAGE, RUNTIME
+
 
 def test_it_is_read_from_the_stages_of_the_server_alone(release: Release):
     here = read(DOCKERFILE, release, PUBLISHING)

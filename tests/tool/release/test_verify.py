@@ -18,9 +18,9 @@ from xpustack.builds import wheel
 from xpustack.core.errors import UsageError
 from xpustack.release import verify as judge
 from xpustack.release.ship import (
+    CONSTRAINTS,
     IMAGE,
     INSTALL,
-    CONSTRAINTS,
     PINS,
     PROVENANCE,
     SBOM,
