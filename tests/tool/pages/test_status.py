@@ -2,6 +2,7 @@
 """The status matrix, and the README that must agree with it."""
 
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from xpustack.base import releases
 from xpustack.checks.run import run
 from xpustack.core.cache import Cache
 from xpustack.core.errors import UsageError
+from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 from xpustack.pages import status
 from xpustack.pages.record import write_files
 from xpustack.pages.status import StepStatus, matrix
+from xpustack.series.order import read_order
 
 
 def entry(release: str, step: str) -> StepStatus:
@@ -105,3 +108,14 @@ def test_checks_as_this_machine_knows_them(tmp_path, tiny: TinyStack):
     assert green.checks == "green"
     assert red.checks is not None and red.checks.startswith("not ")
     assert status.cell(green) == "green, 2 lines, Pending"
+
+
+def test_a_part_names_steps_that_a_series_has(real_project: Project):
+    """A step that no part names is shown at the end; a name of nothing is an error."""
+    slugs = {
+        slug
+        for release in releases.load(real_project)
+        for slug in read_order(real_project, release.name)
+    }
+    parts = tomllib.loads(status.PARTS.read_text())["part"]
+    assert [slug for part in parts for slug in part["steps"] if slug not in slugs] == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both Containerfiles as a build writes them: parsed, linted, and their scripts run with
+"""Both Containerfiles as a build writes them: parsed, linted, and their scripts run by
 programs that only note their calls."""
 
 import io
