@@ -94,8 +94,9 @@ def trees_before_failure(
                 with blaming(release.name, step.path):
                     commit = commits.get(ref)
                     if commit is None:
-                        store.cache.progress(f"applying {release.name} {step.slug}")
                         if writer is None:
+                            said = f"applying {release.name} from {step.slug} on"
+                            store.cache.progress(said)
                             writer = stack.enter_context(store.writing())
                             writer.read_tree(series.tip.tree_id)
                         with store.cache.scratch() as scratch:
