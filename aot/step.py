@@ -127,6 +127,8 @@ def decode(model: Shapes, split: Split, requests: int, kernels: Kernels) -> list
     known = constants()
     parts = _weights(model, split, requests)
     parts += _attention(model, kernels)
+    walk = _range(known["experts"]["microseconds"]).times(1e-3 * model.layers)
+    parts.append(Part("experts, fixed cost", walk, "kernel"))
     parts.append(_hyper(model, split, requests))
     parts.append(_collectives(model, split, requests, known))
     gap = _range(known["device_launch"]["microseconds"])

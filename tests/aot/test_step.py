@@ -132,6 +132,29 @@ def test_replicas_choose_experts_together() -> None:
     )
 
 
+def test_the_fixed_cost_of_experts_is_every_layers() -> None:
+    """5 to 6.6 ms of 40 layers are published, for one device and release."""
+    cost = part(step.decode(FLASH, B60, 1, IDLE), "experts, fixed cost")
+    assert cost.fast == 0
+    assert cost.slow * 40 / FLASH.layers == pytest.approx(6.6)
+
+
+@pytest.mark.parametrize(
+    ("device", "published"), [("Arc Pro B70", 600), ("Arc Pro B60", 434)]
+)
+def test_published_rates_of_dram_lie_between_the_ends(
+    device: str, published: float
+) -> None:
+    fast, slow = ends(KNOWN[device])
+    assert slow.gigabytes_per_second < published < fast.gigabytes_per_second
+
+
+def test_the_published_time_of_a_launch_lies_between_the_ends() -> None:
+    """sgl-kernel-xpu#275: 5.1 us for a small one on Battlemage."""
+    fast, slow = step.constants()["device_launch"]["microseconds"]
+    assert fast < 5.1 < slow
+
+
 def test_kernels_count_once_a_layer_of_their_kind() -> None:
     parts = step.decode(FLASH, B60, 1, BUSY)
     assert part(parts, "attention").fast == pytest.approx(
