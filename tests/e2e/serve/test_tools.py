@@ -6,10 +6,12 @@ import re
 from typing import Any
 
 import pytest
+from openai import BadRequestError
 from tokenizers import Tokenizer
 
 from e2e.chat_drafts import asked_of
-from e2e.chat_requests import CALL, PLAIN, SCHEMA, THINKING, TOOL, WORD, ask
+from e2e.chat_requests import CALL, PLAIN, SCHEMA, THINKING, TOOL, WORD
+from e2e.chat_requests import ask as ask_server
 from e2e.server import Server
 
 pytestmark = pytest.mark.newest
@@ -21,6 +23,16 @@ MODES = pytest.mark.parametrize(
         pytest.param(THINKING, id="thinking"),
     ],
 )
+
+
+def ask(server: Server, mode: dict[str, Any], **given: Any) -> Any:
+    """An answer. With DSpark, v0.26.0 runs by the V2 model runner, without budgets."""
+    try:
+        return ask_server(server, mode, **given)
+    except BadRequestError as error:
+        if "thinking_token_budget is not yet supported" not in str(error):
+            raise
+        pytest.skip("the release's V2 model runner has no thinking_token_budget")
 
 
 def check_call(function: str, arguments: str) -> None:
