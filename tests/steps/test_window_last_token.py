@@ -77,8 +77,8 @@ def test_a_cache_that_is_too_small_is_noticed(length: int) -> None:
 
 
 def blocks_that_are_sent(cache: Any, length: int, chunk: int) -> list[list[int]]:
-    """The blocks of each group that a connector may send of a prompt of `length` tokens,
-    computed in chunks of `chunk`, once its first new token is there."""
+    """The blocks of each group that a connector may send of a prompt of `length`
+    tokens, computed in chunks of `chunk`, once its first new token is there."""
     asked = cache_groups.request(length, do_remote_decode=True)
     while (start := asked.num_computed_tokens) < length:
         tokens = min(chunk, length - start)
