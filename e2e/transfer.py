@@ -75,9 +75,9 @@ class Side:
             running = self._scheduler.running
             computed = running[0].num_computed_tokens if running else known
             left = len(prompt["tokens"]) - alone - computed
-            self._scheduler.max_num_scheduled_tokens = (
-                min(prompt["chunk"], left) if left > 0 else self._most
-            )
+            chunk = min(prompt["chunk"], left) if alone else prompt["chunk"]
+            most = chunk if chunk > 0 else self._most
+            self._scheduler.max_num_scheduled_tokens = most
             for output in llm_engine.step():
                 if output.finished:
                     return output
