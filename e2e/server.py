@@ -257,11 +257,11 @@ class Server(Program):
 
 def packages() -> str:
     """The folders with what the API server imports besides vLLM's other requirements,
-    and with Ray, if it is installed."""
+    and with Ray and NIXL, where they are installed."""
     inside = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
     folder = Path(os.environ.get("XPUSTACK_SERVE", ""), inside, "site-packages")
     if not folder.is_dir():
         raise RuntimeError("XPUSTACK_SERVE names no folder: `tox -e e2e` makes it")
-    ray = importlib.util.find_spec("ray")
-    more = [Path(ray.origin).parents[1]] if ray and ray.origin else []
-    return ":".join(map(str, [folder, *more]))
+    found = [importlib.util.find_spec(name) for name in ("ray", "nixl")]
+    more = [Path(spec.origin).parents[1] for spec in found if spec and spec.origin]
+    return ":".join(map(str, dict.fromkeys([folder, *more])))

@@ -366,7 +366,7 @@ class Engines:
             )
         )
         words = (program, str(order), str(answer))
-        lines, seconds = self._run(pinned, patched, words, IMPORTED)
+        lines, seconds = self.run(pinned, patched, words, IMPORTED)
         result = torch.load(answer, weights_only=False)
         return result, "\n".join(lines[-200:]), seconds
 
@@ -391,11 +391,11 @@ class Engines:
         answer = order.with_suffix(".answer")
         pinned = load(self.project)[release]
         words = ("e2e.other_engine", str(order), str(answer))
-        self._run(pinned, patched, words, OTHERS_IMPORTED)
+        self.run(pinned, patched, words, OTHERS_IMPORTED)
         found: dict[str, dict[str, Any]] = json.loads(answer.read_text())
         return found
 
-    def _run(
+    def run(
         self,
         pinned: Release,
         patched: bool,

@@ -43,9 +43,12 @@ def step(asked: Any, tokens: int, *, blocks: Any, whole: bool, resumed: bool) ->
     return output
 
 
-def stale_blocks(length: int, chunk: int, *, preempted_at: int = 0) -> list[int]:
+def stale_blocks(
+    length: int, chunk: int, *, preempted_at: int = 0, drafts: int = 0
+) -> list[int]:
     """The blocks that are sent of a prompt of `length` tokens, computed in chunks of
-    `chunk`, though they were last saved before their last token was computed."""
+    `chunk`, though they were last saved before their last token was computed. Each step
+    also has room for `drafts` tokens."""
     cache = cache_groups.manager()
     scheduler = prefill_scheduler(cache.kv_cache_config)
     asked = cache_groups.request(length, do_remote_decode=True)
@@ -60,7 +63,7 @@ def stale_blocks(length: int, chunk: int, *, preempted_at: int = 0) -> list[int]
             # Other requests come in between and take the blocks.
             cache.allocate_slots(cache_groups.request(7), 7)
         tokens = min(chunk, length - start)
-        new = cache.allocate_slots(asked, tokens)
+        new = cache.allocate_slots(asked, tokens, num_lookahead_tokens=drafts)
         held = cache.get_blocks(asked.request_id)
         if whole:
             scheduler.update_state_after_alloc(asked, held, 0)
@@ -84,7 +87,11 @@ def stale_blocks(length: int, chunk: int, *, preempted_at: int = 0) -> list[int]
         for size, ids in zip(BLOCK_SIZES, held, strict=True)
         for index, block in enumerate(ids)
     }
-    sent = scheduler.get_exchange_clipped_blocks(held)
+    # The windows of the prompt's last token are sent.
+    cache.remove_skipped_blocks(asked.request_id, length - 1)
+    sent = scheduler.get_exchange_clipped_blocks(
+        cache.get_block_ids_for_computed_tokens(asked.request_id, length)
+    )
     return [
         block
         for ids in sent
@@ -99,6 +106,15 @@ def stale_blocks(length: int, chunk: int, *, preempted_at: int = 0) -> list[int]
 def test_chunks_that_share_a_block(length: int, chunk: int) -> None:
     found = stale_blocks(length, chunk)
     assert not found, f"blocks {found} are not saved after the last chunk in them"
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 3, 7])
+def test_room_for_drafts(drafts: int) -> None:
+    """Its blocks lie behind those that are sent."""
+    found = [
+        length for length in range(50, 70) if stale_blocks(length, 25, drafts=drafts)
+    ]
+    assert not found, f"blocks of lengths {found} are not saved after the last chunk"
 
 
 def test_a_request_that_was_preempted() -> None:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server that is sent a whole prompt computes its last token again, and needs that
-token's windows."""
+token's windows: it keeps them, and so does the server that sends."""
 
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
-from helpers import cache_groups
+from helpers import cache_groups, layout
 
 pytestmark = pytest.mark.any_platform
 
@@ -72,3 +74,43 @@ def test_a_cache_that_is_too_small_is_noticed(length: int) -> None:
         fits.append(made is not None)
     assert fits == sorted(fits)
     assert fits[-1]
+
+
+def blocks_that_are_sent(cache: Any, length: int, chunk: int) -> list[list[int]]:
+    """The blocks of each group that a connector may send of a prompt of `length`
+    tokens, computed in chunks of `chunk`, once its first new token is there."""
+    asked = cache_groups.request(length, do_remote_decode=True)
+    while (start := asked.num_computed_tokens) < length:
+        tokens = min(chunk, length - start)
+        assert cache.allocate_slots(asked, tokens) is not None
+        asked.num_computed_tokens += tokens
+    asked.append_output_token_ids(1)
+    sends = layout.module("vllm.distributed.kv_transfer.kv_connector.v1.base")
+    connector = create_autospec(sends.SupportsHMA, instance=True)
+    connector.request_finished_all_groups.return_value = False, None
+    scheduler = SimpleNamespace(
+        connector=connector,
+        kv_cache_manager=cache,
+        vllm_config=SimpleNamespace(kv_transfer_config=None),
+    )
+    module = layout.module("vllm.v1.core.sched.scheduler")
+    module.Scheduler._connector_finished(scheduler, asked)
+    ((_, ids), _) = connector.request_finished_all_groups.call_args
+    cache.free(asked)
+    return list(ids)
+
+
+@pytest.mark.parametrize("chunk", [600, 100])
+def test_a_prompt_that_is_sent_whole(chunk: int) -> None:
+    """Its sender keeps what its receiver lays out, and no block more."""
+    cache = cache_groups.manager()
+    found = []
+    for length in LENGTHS:
+        _, *windows = blocks_that_are_sent(cache, length, chunk)
+        given_up = {
+            name: ids.count(0)
+            for name, ids in zip(cache_groups.WINDOWS, windows, strict=True)
+        }
+        if given_up != outside_the_windows(length - 1):
+            found.append(length)
+    assert not found, f"the windows of the last token are cut off at lengths {found}"
