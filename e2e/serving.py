@@ -327,10 +327,10 @@ class Engines:
             pool.shutdown(wait=False, cancel_futures=True)
         self._server.close()
 
-    def lacking(self, release: str, job: Job) -> dict[str, dict[str, str]]:
-        """By model class and tensor, what a start would say without the tensor; empty
-        if nothing."""
-        found: dict[str, dict[str, str]] = self._answer(
+    def lacking(self, release: str, job: Job) -> dict[str, dict[str, dict[str, str]]]:
+        """By model class, damage and tensor, what a start would say of the tensor with
+        that damage; empty if it does not name it."""
+        found: dict[str, dict[str, dict[str, str]]] = self._answer(
             release, job, True, "e2e.lacking"
         )[0]
         return found
