@@ -18,7 +18,7 @@ from e2e import checkpoint, packed, v41, v41_chat, v41_vision
 from e2e.comparison import of_all_ranks
 from e2e.damage import damage
 from e2e.other_models import Model
-from e2e.pictures import PLACEHOLDER, Picture
+from e2e.pictures import PLACEHOLDER, Picture, Text
 from e2e.twin import Reference, Twin
 from e2e.v41_draft_twin import V41DraftTwin
 from e2e.v41_twin import V41Twin
@@ -164,7 +164,7 @@ class Served:
     """The tokens of each prompt, with those of its images."""
     shared: list[list[list[int]]] = field(init=False)
     """Of each rank, how many rows each rank of its stage scored, at every exchange."""
-    texts: dict[str, list[int]] = field(init=False)
+    texts: dict[str, Text] = field(init=False)
     """Prompt and answer of each request, by the engine's name for it."""
     figures: dict[str, dict[str, float]] = field(init=False, default_factory=dict)
     """What the checks found of each layer, the worst over the requests."""
@@ -186,8 +186,10 @@ class Served:
             ]
         self.read = [tokens for wave in self.answer["read"] for tokens in wave]
         whole = [
-            prompt + new
-            for prompt, new in zip(self.read, self.new_tokens(), strict=True)
+            Text(read + new, prompt.images)
+            for prompt, read, new in zip(
+                self.job.prompts, self.read, self.new_tokens(), strict=True
+            )
         ]
         rows = {name for r in self.answer["records"] for name, _ in r["rows"]}
         # The engine counts its requests and may add a random part to the number.
