@@ -162,6 +162,8 @@ class Served:
     seconds: float
     read: list[list[int]] = field(init=False)
     """The tokens of each prompt, with those of its images."""
+    workspace: int = field(init=False)
+    """Bytes of the largest of its ranks' workspaces."""
     shared: list[list[list[int]]] = field(init=False)
     """Of each rank, how many rows each rank of its stage scored, at every exchange."""
     texts: dict[str, Text] = field(init=False)
@@ -174,6 +176,7 @@ class Served:
         stages = dict(self.job.engine).get("pipeline_parallel_size", 1)
         size = len(ranks) // stages
         self.shared = [rank["shared"] for rank in ranks]
+        self.workspace = max(rank.get("workspace", 0) for rank in ranks)
         self.answer["records"] = []
         for first in range(0, len(ranks), size):
             before = len(self.answer["records"])
