@@ -13,7 +13,7 @@ from e2e.comparison import (
     logits_by_request,
     relative,
 )
-from e2e.pictures import Picture
+from e2e.pictures import Key, Picture
 from e2e.serving import Served
 from e2e.twin import Reference, Roundings
 
@@ -126,18 +126,27 @@ def is_greedy(result: Served, request: str, position: int) -> bool:
 def check_same_tokens(result: Served, other: Served) -> None:
     """Requests with equal prompts get equal greedy tokens from two engines, up to a
     token of which `other` was not sure."""
-    others = dict(zip(map(tuple, other.read), other.new_tokens(), strict=True))
+    others = dict(zip(_asked(other), other.new_tokens(), strict=True))
     leads = leads_of(other)
     compared = 0
-    for prompt, tokens in zip(result.read, result.new_tokens(), strict=True):
-        wanted = others[tuple(prompt)][: len(tokens)]
+    for asked, tokens in zip(_asked(result), result.new_tokens(), strict=True):
+        wanted = others[asked][: len(tokens)]
+        prompt, images = asked
         for place, (token, theirs) in enumerate(zip(tokens, wanted, strict=True)):
-            lead = leads[tuple(prompt + wanted[:place])]
+            lead = leads[(*prompt, *wanted[:place]), images]
             compared += 1
             if token != theirs:
                 assert lead <= MARGIN, (prompt, place, token, theirs, lead)
                 break
     assert compared > len(result.job.prompts), "no token after the first is the same"
+
+
+def _asked(result: Served) -> list[Key]:
+    """Each prompt's tokens and images."""
+    return [
+        (tuple(read), prompt.images)
+        for prompt, read in zip(result.job.prompts, result.read, strict=True)
+    ]
 
 
 def check_same_logprobs(ours: Logprobs, theirs: Logprobs) -> None:
@@ -166,12 +175,12 @@ def logprobs_of(result: Served, *numbers: int) -> Logprobs:
     }
 
 
-def leads_of(result: Served) -> dict[tuple[int, ...], float]:
-    """How far the best logit was ahead, by the tokens it followed."""
+def leads_of(result: Served) -> dict[Key, float]:
+    """How far the best logit was ahead, by the tokens and images it followed."""
     found = {}
     for request, logits in logits_by_request(result.answer).items():
         text = result.texts[request]
         for position, values in logits.items():
             first, second = values.topk(2).values.tolist()
-            found[tuple(text[: position + 1])] = first - second
+            found[tuple(text[: position + 1]), text.images] = first - second
     return found

@@ -220,12 +220,17 @@ def attention_errors(
 def feed_forward_errors(
     result: dict[str, Any], twin: Reference, roundings: Roundings
 ) -> dict[tuple[str, int], float]:
-    """Relative error of each request's experts by layer, from the engine's inputs."""
+    """Relative error of each request's experts by layer, from the engine's inputs.
+
+    Of the text's tokens all but the last one are read; behind them an engine may have
+    read drafts that were rejected, which nobody knows.
+    """
     errors = {}
     for (request, layer), seen in by_request(result, "ffn").items():
         if layer < twin.depth:
-            tokens = result["texts"][request][: len(seen.input)]
+            tokens = result["texts"][request][:-1][: len(seen.input)]
+            own = slice(len(tokens))
             with twin.rounded(roundings):
-                expected = twin.feed_forward(layer, seen.input, tokens)
-            errors[request, layer] = relative(seen.output, expected)
+                expected = twin.feed_forward(layer, seen.input[own], tokens)
+            errors[request, layer] = relative(seen.output[own], expected)
     return errors

@@ -2,9 +2,9 @@
 """Images in prompts: what `engine.py` hands over, and what the twin of a tower sees."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 import numpy
 from PIL import Image
@@ -52,6 +52,38 @@ class Picture:
         return -(-self.down // MERGED), -(-self.along // MERGED)
 
 
+Key = tuple[tuple[int, ...], tuple[Picture, ...]]
+"""The tokens and the images of a text."""
+
+
+class Text(list[int]):
+    """The tokens of a request, which do not say what its images show; of its slices,
+    those from the first token on keep the images."""
+
+    def __init__(
+        self, tokens: Iterable[int], images: tuple[Picture, ...] = ()
+    ) -> None:
+        super().__init__(tokens)
+        self.images = images
+
+    @overload
+    def __getitem__(self, place: SupportsIndex, /) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice, /) -> list[int]: ...
+
+    def __getitem__(self, place: SupportsIndex | slice, /) -> int | list[int]:
+        if not isinstance(place, slice):
+            return super().__getitem__(place)
+        part = super().__getitem__(place)
+        return part if place.start else Text(part, self.images)
+
+    @property
+    def key(self) -> Key:
+        """What equal requests have in common."""
+        return tuple(self), self.images
+
+
 def block(picture: Picture, start: int) -> tuple[list[int], list[int]]:
     """The tokens of an image that begins at position `start`, and which of its rows
     of patches, counted along and then down, each of their places has.
@@ -83,10 +115,13 @@ def spans(tokens: list[int]) -> list[tuple[int, int]]:
     return [(start, tokens.index(END, start)) for start in starts]
 
 
-def of_beginning(
-    known: Mapping[tuple[int, ...], tuple[Picture, ...]], tokens: list[int]
+def images_of(
+    tokens: list[int], known: Mapping[tuple[int, ...], tuple[Picture, ...]]
 ) -> tuple[Picture, ...]:
-    """The images of the known texts that begin with `tokens`, which are the same."""
+    """The images of a text: its own, or of the known texts that begin with `tokens`,
+    which are the same."""
+    if isinstance(tokens, Text):
+        return tokens.images
     (images,) = {
         images for text, images in known.items() if text[: len(tokens)] == tuple(tokens)
     }

@@ -110,6 +110,7 @@ class Recording:
             "shared": shared,
             "contexts": [on_the_host(entry) for entry in blocks.contexts],
             "blocks": [on_the_host(entry) for entry in blocks.blocks],
+            "workspace": workspace_bytes(),
             "runner": vllm_class(self.model_runner),
             "loaded": on_the_host(loaded),
             "layers": dict(layers),
@@ -133,6 +134,14 @@ class RecordingWorker(Recording, EmulatedXpuWorker):
         interpreter.repair()
         interpreter_speed.speed_up()
         super().__init__(*args, **kwargs)
+
+
+def workspace_bytes() -> int:
+    """What vLLM's workspace of this rank has grown to."""
+    from vllm.v1.worker.workspace import current_workspace_manager
+
+    found = current_workspace_manager()._current_workspaces
+    return max(0 if one is None else one.nbytes for one in found)
 
 
 def on_the_host(record: dict[str, Any]) -> dict[str, Any]:

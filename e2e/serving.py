@@ -18,7 +18,7 @@ from e2e import checkpoint, packed, v41, v41_chat, v41_vision
 from e2e.comparison import of_all_ranks
 from e2e.damage import damage
 from e2e.other_models import Model
-from e2e.pictures import PLACEHOLDER, Picture
+from e2e.pictures import PLACEHOLDER, Picture, Text
 from e2e.twin import Reference, Twin
 from e2e.v41_draft_twin import V41DraftTwin
 from e2e.v41_twin import V41Twin
@@ -162,9 +162,11 @@ class Served:
     seconds: float
     read: list[list[int]] = field(init=False)
     """The tokens of each prompt, with those of its images."""
+    workspace: int = field(init=False)
+    """Bytes of the largest of its ranks' workspaces."""
     shared: list[list[list[int]]] = field(init=False)
     """Of each rank, how many rows each rank of its stage scored, at every exchange."""
-    texts: dict[str, list[int]] = field(init=False)
+    texts: dict[str, Text] = field(init=False)
     """Prompt and answer of each request, by the engine's name for it."""
     figures: dict[str, dict[str, float]] = field(init=False, default_factory=dict)
     """What the checks found of each layer, the worst over the requests."""
@@ -174,6 +176,7 @@ class Served:
         stages = dict(self.job.engine).get("pipeline_parallel_size", 1)
         size = len(ranks) // stages
         self.shared = [rank["shared"] for rank in ranks]
+        self.workspace = max(rank.get("workspace", 0) for rank in ranks)
         self.answer["records"] = []
         for first in range(0, len(ranks), size):
             before = len(self.answer["records"])
@@ -186,8 +189,10 @@ class Served:
             ]
         self.read = [tokens for wave in self.answer["read"] for tokens in wave]
         whole = [
-            prompt + new
-            for prompt, new in zip(self.read, self.new_tokens(), strict=True)
+            Text(read + new, prompt.images)
+            for prompt, read, new in zip(
+                self.job.prompts, self.read, self.new_tokens(), strict=True
+            )
         ]
         rows = {name for r in self.answer["records"] for name, _ in r["rows"]}
         # The engine counts its requests and may add a random part to the number.
@@ -327,10 +332,10 @@ class Engines:
             pool.shutdown(wait=False, cancel_futures=True)
         self._server.close()
 
-    def lacking(self, release: str, job: Job) -> dict[str, dict[str, str]]:
-        """By model class and tensor, what a start would say without the tensor; empty
-        if nothing."""
-        found: dict[str, dict[str, str]] = self._answer(
+    def lacking(self, release: str, job: Job) -> dict[str, dict[str, dict[str, str]]]:
+        """By model class, damage and tensor, what a start would say of the tensor with
+        that damage; empty if it does not name it."""
+        found: dict[str, dict[str, dict[str, str]]] = self._answer(
             release, job, True, "e2e.lacking"
         )[0]
         return found

@@ -113,7 +113,7 @@ class Reference:
     """Layers, without those of a draft."""
 
     def look_at(self, result: Any) -> None:
-        """Learn which images an engine's requests have; those of text have none."""
+        """Learn what an engine chose where the twin's own choice says nothing."""
 
     def beside(self, inputs: Mapping[int, torch.Tensor]) -> None:
         """Learn the inputs of all layers of a request, if layers read from others."""

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from e2e import checkpoint, engram, v41
 from e2e.comparison import by_request
+from e2e.pictures import Key, Text
 from e2e.rounding import Forms
 from e2e.twin import Given, Reference, Roundings, of_indices
 
@@ -51,8 +52,8 @@ class V41Twin(Reference):
         self.hashes = engram.Hashes(layers, tuple(known))
         self.depth = int(self.config["num_hidden_layers"])
         self._inputs: dict[int, torch.Tensor] = {}
-        self._chosen: dict[tuple[int, ...], dict[int, Given]] = {}
-        """What an engine chose in each layer of a text, by the text's tokens."""
+        self._chosen: dict[Key, dict[int, Given]] = {}
+        """What an engine chose in each layer of a text."""
         self._goes_on = False
 
     def look_at(self, result: Any) -> None:
@@ -60,12 +61,12 @@ class V41Twin(Reference):
         by 0.2 %, so the rounding twin's own would show what it chose, not what it
         computed; check_attention holds each layer's choice to the twin's."""
         for (request, layer), seen in by_request(result.answer, "attn").items():
-            text = tuple(result.texts[request])
+            text = result.texts[request]
             if seen.topk is not None:
                 topk, blocks = (
                     _padded(kept, len(text)) for kept in (seen.topk, seen.blocks)
                 )
-                chosen = self._chosen.setdefault(text, {})
+                chosen = self._chosen.setdefault(text.key, {})
                 chosen[layer] = Given(topk, blocks=blocks)
 
     def beside(self, inputs: Mapping[int, torch.Tensor]) -> None:
@@ -93,7 +94,9 @@ class V41Twin(Reference):
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """`[T, vocabulary]` of one prompt."""
-        chosen = self._chosen.get(tuple(tokens), {}) if self._goes_on else {}
+        chosen: dict[int, Given] = {}
+        if self._goes_on and isinstance(tokens, Text):
+            chosen = self._chosen.get(tokens.key, {})
 
         def own(part: str, layer: int, x: torch.Tensor) -> torch.Tensor:
             if part == "attn":

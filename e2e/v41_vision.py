@@ -8,13 +8,12 @@ nor changes it. Images are seen as text is: from behind, within the window.
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from e2e import checkpoint, pictures, tower, v41
 from e2e.pictures import Picture
-from e2e.v41_twin import V41Twin
+from e2e.v41_draft_twin import V41DraftTwin
 
 START, PATCHES, NEWLINE, END = range(4)
 
@@ -40,20 +39,13 @@ def block(picture: Picture) -> list[int]:
     return [START, *[*[PATCHES] * columns, NEWLINE] * rows, END]
 
 
-class V41VisionTwin(V41Twin):
-    """V4.1's twin, which sees images."""
+class V41VisionTwin(V41DraftTwin):
+    """V4.1's twin and that of its draft, which see images."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.pictures: dict[tuple[int, ...], tuple[Picture, ...]] = {}
-        """Those of a text, by its tokens."""
-
-    def look_at(self, result: Any) -> None:
-        super().look_at(result)
-        for text in result.texts.values():
-            for prompt, read in zip(result.job.prompts, result.read, strict=True):
-                if text[: len(read)] == read:
-                    self.pictures[tuple(text)] = prompt.images
+        """Those of a text that does not know its own, by its tokens."""
 
     def embedded(self, tokens: list[int]) -> torch.Tensor:
         embedded = super().embedded(tokens).clone()
@@ -77,7 +69,8 @@ class V41VisionTwin(V41Twin):
     def _rows(self, tokens: list[int]) -> torch.Tensor:
         """What takes the places of a text's images, in their order."""
         found = [torch.empty(0, self.config["hidden_size"])]
-        for picture in pictures.of_beginning(self.pictures, tokens):
+        seen = v41.IMAGE in tokens
+        for picture in pictures.images_of(tokens, self.pictures) if seen else ():
             parts = torch.tensor(block(picture))
             rows = torch.empty(len(parts), self.config["hidden_size"])
             seen_by = tower.Tower(self.weights, self.forms.kept)

@@ -27,18 +27,12 @@ class VisionTwin(Twin):
             or name.endswith(".bias_vl")
         }
         self.pictures: dict[tuple[int, ...], tuple[pictures.Picture, ...]] = {}
-        """Those of a text, by its tokens."""
-        self._ids = torch.empty(0, dtype=torch.long)
+        """Those of a text that does not know its own, by its tokens."""
+        self._ids, self._text = torch.empty(0, dtype=torch.long), list[int]()
         self.model.model.embed_tokens.register_forward_hook(self._embed)
         for number, layer in enumerate(self.model.model.layers):
             bias = self.weights[f"layers.{number}.ffn.gate.bias_vl"]
             layer.mlp.gate.register_forward_hook(self._routing(bias))
-
-    def look_at(self, result: Any) -> None:
-        for text in result.texts.values():
-            for prompt, read in zip(result.job.prompts, result.read, strict=True):
-                if text[: len(read)] == read:
-                    self.pictures[tuple(text)] = prompt.images
 
     def sees(self, length: int, tokens: list[int]) -> torch.Tensor:
         seen = super().sees(length, tokens)
@@ -54,7 +48,7 @@ class VisionTwin(Twin):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        self._ids = torch.tensor(tokens)
+        self._ids, self._text = torch.tensor(tokens), tokens
         mask = self.mask(len(tokens), tokens)
         result: torch.Tensor = self.model(
             self._ids[None], use_cache=False, attention_mask={"any": mask}
@@ -74,16 +68,16 @@ class VisionTwin(Twin):
     def image_rows(self, text: list[int]) -> torch.Tensor:
         """What the tower gives for the patches of a text's images, in its order."""
         exact = tower.Tower(self.weights, lambda x: x)
-        images = pictures.of_beginning(self.pictures, text)
+        images = pictures.images_of(text, self.pictures)
         return torch.cat([rows_of(exact, picture) for picture in images])
 
     def _embed(self, _: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        ids, text = inputs[0][0], inputs[0][0].tolist()
+        ids = inputs[0][0]
         for part in vision.PARTS:
             own = getattr(pictures, part.removeprefix("image_").upper())
             output[0, ids == own] = self.weights[part]
-        if pictures.PATCHES in text:
-            output[0, ids == pictures.PATCHES] = self.image_rows(text)
+        if (ids == pictures.PATCHES).any():
+            output[0, ids == pictures.PATCHES] = self.image_rows(self._text)
         return output
 
     def _routing(self, bias: torch.Tensor) -> Any:

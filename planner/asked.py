@@ -16,8 +16,11 @@ SHARE = 0.9
 CONTEXT, CONCURRENCY = 131_072, 16
 """The load unless one is named: tokens of a request, and requests at a time."""
 ACTIVATIONS = 3 << 30
-"""Bytes set aside for activations and workspaces, which nobody has measured on an
-Intel GPU."""
+"""Bytes set aside for activations and workspaces at least, which nobody has measured on
+an Intel GPU."""
+BESIDE_WORKSPACES = 2 << 30
+"""Bytes of activations beside the workspaces, whose size is known, where both are more:
+a long context's keys that prefill gathers."""
 CHUNKS = (8192, 4096, 2048)
 """Tokens of a prompt that a step reads at most: the largest with which all fits."""
 

@@ -12,14 +12,7 @@ from aot import model as devices
 from aot import step
 from aot.step import Kernels, Part, Range, Split
 from planner import splits
-from planner.asked import (
-    ACTIVATIONS,
-    CONCURRENCY,
-    CONTEXT,
-    SHARE,
-    Asked,
-    short,
-)
+from planner.asked import CONCURRENCY, CONTEXT, SHARE, Asked, short
 from planner.trial import MANY_REQUESTS, Attempt, Trial
 from xpustack.base.releases import Release
 from xpustack.core.errors import CheckFailed
@@ -135,7 +128,7 @@ def missing(asked: Asked, attempt: Attempt) -> float:
     """GiB that a rank lacks for its weights and activations; 0 if those fit."""
     if not attempt.built:
         return 0.0
-    needed = attempt.fullest.held + ACTIVATIONS
+    needed = attempt.fullest.held + attempt.fullest.set_aside
     return max(0.0, (needed - asked.usable()) / GIB)
 
 
@@ -143,10 +136,11 @@ def why(asked: Asked, attempt: Attempt) -> str:
     """Why a split does not start, in one line."""
     if lacks := missing(asked, attempt):
         held = attempt.fullest.held / GIB
+        aside = attempt.fullest.set_aside / GIB
         pinned = pinned_bytes(attempt) / GIB
         return (
             f"{lacks:.1f} GiB short on a device: weights and buffers {held:.1f},"
-            f" activations {ACTIVATIONS / GIB:.0f}, usable {asked.usable() / GIB:.1f}"
+            f" activations {aside:.3g}, usable {asked.usable() / GIB:.1f}"
             + (f"; the host pins {pinned:.0f} besides" if pinned else "")
         )
     return " ".join(attempt.refused.split()) or "no request of this context fits"

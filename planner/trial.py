@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from planner import splits
-from planner.asked import ACTIVATIONS, CHUNKS, Asked
+from planner.asked import ACTIVATIONS, BESIDE_WORKSPACES, CHUNKS, Asked
 from planner.splits import Split
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
@@ -44,6 +44,8 @@ class Stage(msgspec.Struct, frozen=True):
     Attributes:
         buffers: beside the weights: tables of positions, constants, scratch.
         host: memory of its process, on a CPU.
+        workspaces: what the release's warm-up run reserves for any later step: gathered
+            keys, and the indexer's scores.
         pinned: memory of the host that the device reads, such as Engram's tables; in
             powers of two, as the allocator gives it.
         unset: parameters for which the checkpoint has nothing.
@@ -53,11 +55,17 @@ class Stage(msgspec.Struct, frozen=True):
     buffers: int
     host: int
     pinned: int = 0
+    workspaces: int = 0
     unset: tuple[str, ...] = ()
 
     @property
     def held(self) -> int:
         return self.weights + self.buffers
+
+    @property
+    def set_aside(self) -> int:
+        """For activations and workspaces."""
+        return max(ACTIVATIONS, BESIDE_WORKSPACES + self.workspaces)
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -106,7 +114,8 @@ class Attempt(msgspec.Struct, frozen=True):
 
     @property
     def fullest(self) -> Stage:
-        return max(self.stages, key=lambda stage: stage.held)
+        """Which leaves the least for the cache."""
+        return max(self.stages, key=lambda stage: stage.held + stage.set_aside)
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -173,6 +182,7 @@ def run(
         "tensors": known.tensors,
         "memory": int(asked.device.memory * (1 << 30)),
         "activations": ACTIVATIONS,
+        "beside_workspaces": BESIDE_WORKSPACES,
         "requests": asked.of_a_replica,
         "chunks": CHUNKS,
         "engine": engine(asked),

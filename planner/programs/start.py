@@ -24,6 +24,7 @@ import forks
 import shapes
 import stages
 import torch
+import workspaces
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
@@ -141,6 +142,7 @@ def stage(vllm_config: Any, number: int) -> dict[str, Any]:
         "answers": answers,
         "weights": weights,
         "buffers": held(one for model in MODELS for one in tensors(model)) - weights,
+        "workspaces": workspaces.reserved(MODELS, vllm_config),
         # As torch's allocator of pinned memory rounds.
         "pinned": sum(1 << (s.nbytes() - 1).bit_length() for s in PINNED.values()),
         "unset": sorted(UNSET),
@@ -196,9 +198,14 @@ def unlimited() -> Any:
 
 def left(stages: Iterable[dict[str, Any]]) -> int:
     """Bytes for the KV cache on a device of the fullest of these stages."""
-    most = max(built["weights"] + built["buffers"] for built in stages)
+    most = max(
+        built["weights"]
+        + built["buffers"]
+        + max(JOB["activations"], JOB["beside_workspaces"] + built["workspaces"])
+        for built in stages
+    )
     usable = JOB["memory"] * JOB["engine"]["gpu_memory_utilization"]
-    return int(usable - JOB["activations"] - most)
+    return int(usable - most)
 
 
 class WithoutDevices(Executor):

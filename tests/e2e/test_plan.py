@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks import memory
 from e2e import checkpoint, v41
-from e2e.serving import Engines
+from e2e.serving import Engines, Job, Prompt
 from planner import asked, choices, splits, trial
 from planner.checkpoints import NAMED
 from planner.checkpoints import checkpoint as known
@@ -124,6 +124,48 @@ def test_v41_pins_its_tables_in_the_host(release: str, tmp_path: Path) -> None:
     two = asked.Asked(*given, 2, 512, 4, replicas=2)
     refused, *_ = run(release, two).attempts
     assert "--data-parallel-size 2 is not tested with V4.1" in refused.refused
+
+
+@pytest.mark.newest
+def test_workspaces_of_a_long_context_are_set_aside(release: str) -> None:
+    """Of three requests prefill gathers the keys at once; the first layers of ratio 1
+    have a row for each token."""
+    device, least = asked.device("b70"), asked.ACTIVATIONS
+    found = []
+    for context in (131_072, 1_048_576):
+        wanted = asked.Asked(NAMED["v4.1"], device, 16, context, 1)
+        (choice,) = choices.choices(wanted, run(release, wanted, (Split(8, 2),)))
+        found.append(choice.attempt)
+    short, long = found
+    assert short.fullest.set_aside == least
+    keys = 3 * (1_048_576 + 128 + long.max_num_batched_tokens) * 512 * 2
+    scores = 512 << 20
+    assert 0 < long.fullest.workspaces - keys - scores < 64 << 20
+    assert long.fullest.set_aside == asked.BESIDE_WORKSPACES + long.fullest.workspaces
+
+
+@pytest.mark.full
+@pytest.mark.newest
+@pytest.mark.parametrize("kind", ["v4.1", "flash"])
+def test_a_start_takes_the_workspace_of_its_plan(
+    engines: Engines, release: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As large after its prompts as a plan of the same lengths says."""
+    name, context, chunk = "v4.1" if kind == "v4.1" else "", 512, 64
+    folder = engines.written(name)[0] if name else engines.published
+    monkeypatch.setattr(trial, "CHUNKS", (chunk,))
+    wanted = asked.Asked(known(str(folder)), asked.device("b50"), 1, context, 1)
+    (choice,) = choices.choices(wanted, run(release, wanted))
+    lengths = ("max_model_len", context), ("max_num_batched_tokens", chunk)
+    given = v41.SERVER if name else ()
+    job = Job(
+        f"{kind}, as planned",
+        ((Prompt(70, 2, seed=1),),),
+        (*given, *lengths),
+        checkpoint=name,
+    )
+    planned = choice.attempt.fullest.workspaces - (512 << 20)
+    assert engines.serve(release, job).workspace == planned
 
 
 @pytest.mark.newest

@@ -225,7 +225,7 @@ def test_an_aborted_request(engines: Engines, release: str) -> None:
         assert len(tokens) == prompt.new
         for place, (token, theirs) in enumerate(zip(tokens, wanted, strict=True)):
             if token != theirs:
-                lead = leads[tuple(prompt.tokens + wanted[:place])]
+                lead = leads[tuple(prompt.tokens + wanted[:place]), ()]
                 assert lead <= MARGIN, (prompt, place, token, theirs, lead)
                 break
 

@@ -5,6 +5,7 @@ its own layers are those of the float32 twin."""
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from test_dspark import METHOD, rows_of_steps
@@ -85,6 +86,32 @@ def test_two_stages(engines: Engines, release: str, targets: tuple[int, ...]) ->
     check_same_tokens(staged, plain)
     assert staged.answer["drafts"] == alone.answer["drafts"]
     check_attention(staged, engines.twin_of(name))
+
+
+class Five(v41.V41):
+    """Its draft has five tokens."""
+
+    def described(self) -> dict[str, Any]:
+        return super().described() | {"dspark_block_size": 5}
+
+
+@pytest.mark.full
+@pytest.mark.serves(SHORT)
+def test_five_drafts_that_are_rejected(engines: Engines, release: str) -> None:
+    """The target reads more drafts than the text has tokens left."""
+    name = f"{NAME}, five"
+    engines.add_checkpoint(name, Five(0, {}))
+    five = {"method": "dspark", "num_speculative_tokens": 5}
+    engine = (*SHORT.engine, ("speculative_config", five))
+    job = replace(SHORT, name=name, engine=engine, checkpoint=name)
+    result = engines.serve(release, job)
+    check_same_tokens(result, engines.serve(release, SHORT))
+    assert result.answer["drafts"]["accepted"] == 0
+    twin = engines.twin_of(name)
+    assert isinstance(twin, V41DraftTwin)
+    check_attention(result, twin)
+    check_experts(result, twin)
+    check_draft(result, twin)
 
 
 @pytest.mark.full

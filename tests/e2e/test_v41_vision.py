@@ -5,12 +5,20 @@ The prompts of the prefix cache fill the window. With `--full` there are several
 in a prompt, and one with more tokens than the window, and than a step takes.
 """
 
+from dataclasses import replace
+
 import pytest
 from test_scenarios import computed
 from test_v41 import check
 
-from e2e import v41, v41_vision
-from e2e.checks import EXPERTS, check_tower
+from e2e import dspark, v41, v41_vision
+from e2e.checks import (
+    EXPERTS,
+    check_attention,
+    check_experts,
+    check_same_tokens,
+    check_tower,
+)
 from e2e.choices import sizes
 from e2e.comparison import feed_forward_errors
 from e2e.pictures import Picture
@@ -18,6 +26,7 @@ from e2e.serving import Engines, Job, Prompt, Served
 from e2e.tower import Tower
 from e2e.twin import Roundings
 from e2e.v41_checks import STREAMS, stream_errors
+from e2e.v41_draft import check_draft
 from e2e.v41_vision import V41VisionTwin
 
 pytestmark = pytest.mark.newest
@@ -47,7 +56,21 @@ TWICE = Job(
     (*SERVER, ("enable_prefix_caching", True)),
     checkpoint=KIND,
 )
+ALIKE = Job(
+    "v4.1, images of equal tokens",
+    (tuple(prompt(12, 2, 1, Picture(5, 9, 20, seed=seed)) for seed in (1, 2)),),
+    SERVER,
+    checkpoint=KIND,
+)
+DRAFTS = {"method": "dspark", "num_speculative_tokens": dspark.BLOCK}
+DRAFTED = Job(
+    "v4.1, images and drafts",
+    ((ONE, TEXT),),
+    (*SERVER, ("speculative_config", DRAFTS)),
+    checkpoint=f"{KIND} and drafts",
+)
 SMALL = prompt(12, 2, 1, Picture(5, 9, 20, seed=1))
+ANEW = "v4.1, images without drafts"
 BROKEN = Job("v4.1, broken images", ((SMALL,),), SERVER, sabotage=True, checkpoint=KIND)
 BAD = Job(
     "v4.1, bad images",
@@ -102,6 +125,31 @@ def test_the_tower(engines: Engines, release: str, job: Job) -> None:
     """What is broken in one of the engines is behind it."""
     result = engines.serve(release, job)
     check_tower(result, twin_after(engines, result).weights, Tower.encoded)
+
+
+@pytest.mark.full
+@pytest.mark.serves(ALIKE)
+def test_images_of_equal_tokens(engines: Engines, release: str) -> None:
+    """Each request's layers are those of its own image."""
+    result = engines.serve(release, ALIKE)
+    assert result.read[0] == result.read[1]
+    check(result, twin_after(engines, result))
+
+
+@pytest.mark.full
+def test_drafts_after_images(engines: Engines, release: str) -> None:
+    """Experts too, of rows whose drafts were rejected."""
+    plain = engines.serve(release, replace(IMAGES, name=ANEW, waves=DRAFTED.waves))
+    known = dspark.following(new[:3] for new in plain.new_tokens())
+    engines.add_checkpoint(DRAFTED.checkpoint, v41_vision.Images(0, known))
+    result = engines.serve(release, DRAFTED)
+    check_same_tokens(result, plain)
+    assert 0 < result.answer["drafts"]["accepted"] < result.answer["drafts"]["drafted"]
+    twin = engines.twin_of(DRAFTED.checkpoint)
+    assert isinstance(twin, V41VisionTwin)
+    check_attention(result, twin)
+    check_experts(result, twin)
+    check_draft(result, twin)
 
 
 @pytest.mark.serves(TWICE)

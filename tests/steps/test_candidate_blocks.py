@@ -75,7 +75,84 @@ def test_other_scores_are_masked(starts: torch.Tensor | None) -> None:
             first = start + block * BLOCK
             kept[first : min(first + BLOCK, int(ENDS[row]))] = True
         assert torch.equal(logits[row, kept], before[row, kept])
-        assert (logits[row, ~kept] == -math.inf).all()
+        kept[: starts[row] if starts is not None else 0] = True
+        kept[ENDS[row] :] = True
+        assert (logits[row, ~kept] == -math.inf).all(), "of the row's own"
+
+
+WIDE, SHORT = 65_536, (5, 1030)
+"""Columns of a server's longest request, and how many of them two requests have."""
+UNWRITTEN = 77
+
+
+def noting(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
+    """What a function of torch allocates, filled with `UNWRITTEN`."""
+    allocate, made = getattr(owner, name), []
+
+    def filled(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made.append(allocate(*args, **kwargs).fill_(UNWRITTEN))
+        return made[-1]
+
+    monkeypatch.setattr(owner, name, filled)
+    return made
+
+
+def written(tensor: torch.Tensor) -> list[int]:
+    """How many values each row got."""
+    return (tensor != UNWRITTEN).sum(1).tolist()
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_blocks_are_scored_up_to_the_end_of_a_row(
+    repeat: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = layout.device()
+    ends = torch.tensor(SHORT, dtype=torch.int32, device=device)
+    logits = torch.rand(2 * repeat, WIDE, device=device)
+    logits[-1, 21] = torch.nan
+    out = torch.zeros(2 * repeat, BLOCKS, dtype=torch.int32, device=device)
+    made, sorted_ = noting(monkeypatch, torch.Tensor, "new_empty"), list[int]()
+    topk = torch.Tensor.topk
+
+    def noted(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        sorted_.append(self.shape[-1])
+        return topk(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "topk", noted)
+    args = (logits, None, ends, BLOCKS, BLOCK, out, repeat)
+    admitted("select_candidate_blocks", *args)
+    blocks = [-(-end // BLOCK) for end in SHORT for _ in range(repeat)]
+    shape = len(logits), WIDE // BLOCK
+    scored = [written(tensor) for tensor in made if tensor.shape == shape]
+    assert blocks in scored
+    assert max(sorted_, default=0) <= max(blocks)
+    assert out[0].tolist() == [0, -1, -1, -1]
+    # Its newest, and one that has a value which is not a number.
+    assert {blocks[-1] - 1, 21 // BLOCK} <= set(out[-1].tolist())
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_scores_are_masked_up_to_the_end_of_a_row(
+    repeat: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = layout.device()
+    ends = torch.tensor(SHORT, dtype=torch.int32, device=device)
+    logits = torch.full((2 * repeat, WIDE), float(UNWRITTEN), device=device)
+    blocks = torch.tensor([[0, -1], [128, 3]], dtype=torch.int32, device=device)
+    blocks = blocks.repeat_interleave(repeat, 0)
+    made = noting(monkeypatch, torch, "empty")
+    admitted("apply_candidate_mask", logits, None, ends, blocks, BLOCK, repeat)
+    tile = 1024
+    for row, count in enumerate(written(logits)):
+        end = SHORT[row // repeat]
+        assert count <= -(-end // tile) * tile, "columns written"
+        kept = [0] if row < repeat else [128, 3]
+        for block in range(-(-end // BLOCK)):
+            own = logits[row, block * BLOCK : min((block + 1) * BLOCK, end)]
+            assert (own == (UNWRITTEN if block in kept else -math.inf)).all(), block
+    (flags,) = (tensor for tensor in made if tensor.ndim == 2)
+    for row, count in enumerate(written(flags)):
+        assert count <= -(-SHORT[row // repeat] // BLOCK) + 2, "flags written"
 
 
 @pytest.mark.unchanged
@@ -89,3 +166,26 @@ def test_other_platforms_keep_the_assertion(monkeypatch: pytest.MonkeyPatch) -> 
     ends = torch.ones(1, dtype=torch.int32)
     with pytest.raises(AssertionError):
         module.apply_candidate_mask(logits, None, ends, ends[None], BLOCK)
+
+
+def test_a_long_row_behind_others() -> None:
+    """More tiles than a row has programs, from the tile of its first column on."""
+    device, start, end = layout.device(), 5000, 60_003
+    bounds = [torch.tensor([x], dtype=torch.int32, device=device) for x in (start, end)]
+    logits = torch.full((1, WIDE), float(UNWRITTEN), device=device)
+    chosen = [0, 4100, (end - start - 1) // BLOCK]
+    blocks = torch.tensor([chosen], dtype=torch.int32, device=device)
+    admitted("apply_candidate_mask", logits, *bounds, blocks, BLOCK)
+    kept = {start + block * BLOCK + at for block in chosen for at in range(BLOCK)}
+    found = (logits[0, start:end] == UNWRITTEN).nonzero()[:, 0] + start
+    assert set(found.tolist()) == {column for column in kept if column < end}
+    assert (logits[0, : start - 1024] == UNWRITTEN).all(), "columns written"
+    assert (logits[0, end + 1024 :] == UNWRITTEN).all(), "columns written"
+    logits = torch.rand(1, WIDE, device=device)
+    # Each in a tile of blocks that one program scores after others.
+    best = [4097, 6100, 6700]
+    for block in best:
+        logits[0, start + block * BLOCK] = 2.0
+    out = torch.zeros(1, BLOCKS, dtype=torch.int32, device=device)
+    admitted("select_candidate_blocks", logits, *bounds, BLOCKS, BLOCK, out)
+    assert set(out[0].tolist()) == {*best, chosen[-1]}

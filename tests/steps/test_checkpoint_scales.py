@@ -235,6 +235,7 @@ BAD: dict[str, tuple[str, str, torch.Tensor]] = {
     "more rows": ("fp4", f"1.{Q}.weight", weight_of(Q, E4M3, 128)),
     "more rows of an expert": ("fp8", f"1.{X}.weight", weight_of(X, E4M3, 128)),
     "an FP8 norm": ("fp4", "1.ffn_norm.weight", torch.ones(HIDDEN).to(E4M3)),
+    "more sinks": ("fp4", "1.attn.attn_sink", torch.rand(layout.HEADS + 1)),
     "float64 sinks": ("fp4", "1.attn.attn_sink", torch.rand(layout.HEADS).double()),
     "a float64 bias": ("fp4", "1.ffn.gate.bias", torch.rand(4).double()),
     "an integer router": ("fp4", "1.ffn.gate.weight", torch.ones(4, HIDDEN).int()),

@@ -92,6 +92,7 @@ WRONG = {
     "wo_b.scale  ": (lambda rows, columns: scale(columns, rows)[:1], "32 x 32"),
     "wo_b.weight": (lambda rows, columns: torch.ones(rows, columns), "float32"),
     "attn_sink": (lambda *_: torch.ones(layout.HEADS).double(), "float64"),
+    "attn_sink ": (lambda *_: torch.ones(layout.HEADS - 1), f"{layout.HEADS},"),
 }
 
 
@@ -104,6 +105,40 @@ def test_a_wrong_tensor_is_named(case: str, tmp_path: Path) -> None:
     shape = model.language_model.model.layers[0].attn.wo_b.weight.shape
     with pytest.raises(ValueError, match=f"{name} .*{reason}"):
         model.load_weights([(name, make(*shape))])
+
+
+ENGRAM = {
+    "engram_layer_ids": [1, 3],
+    "engram_num_embeddings": [96, 64],
+    "engram_max_ngram_size": 3,
+    "engram_n_heads": 2,
+    "engram_head_dim": 64,
+}
+E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
+OF_ENGRAM = {
+    "layers.1.engram.embed.weight": ((96, 64), E4M3),
+    "layers.1.engram.embed.scale": ((96, 2), E8M0),
+    "layers.3.engram.embed.weight": ((64, 64), E4M3),
+    "layers.3.engram.embed.scale": ((64, 2), E8M0),
+    # Keys of four streams and a value of 256, from 2 x 2 columns.
+    "layers.3.engram.wkv.weight": ((5 * 256, 256), E4M3),
+    "layers.3.engram.wkv.scale": ((40, 8), E8M0),
+}
+
+
+@pytest.mark.parametrize("name", OF_ENGRAM)
+def test_rows_of_engram_are_those_of_config(name: str, tmp_path: Path) -> None:
+    config = end_of_start(tmp_path).config
+    config.update(ENGRAM)
+    found = "vllm.model_executor.model_loader.deepseek_v4_checkpoint"
+    check = layout.module(found).check_tensors
+    (rows, columns), dtype = OF_ENGRAM[name]
+    whole = torch.ones(rows, columns).to(dtype)
+    ((_, passed),) = check(config, [(name, whole)])
+    assert passed is whole
+    for wrong in (whole[:-1], torch.ones(rows + 1, columns).to(dtype)):
+        with pytest.raises(ValueError, match=f"{name} is "):
+            list(check(config, [(name, wrong)]))
 
 
 def test_prefill_compiles_its_indices_in_the_warm_up(tmp_path: Path) -> None:

@@ -89,6 +89,24 @@ def test_a_wrong_tensor_is_named(tmp_path: Path) -> None:
     assert model.requires_scales
 
 
+def test_every_tensor_of_the_tower_has_its_shape(tmp_path: Path) -> None:
+    """As it loads: whole, and refused by its name with a row more or less."""
+    model = end_of_start(tmp_path)
+    names = [
+        name
+        for name, _ in model.named_parameters()
+        if name.startswith(("vision.", "aligner.", "image_"))
+    ]
+    assert names
+    held = dict(model.named_parameters())
+    for name in names:
+        whole = torch.ones(held[name].shape)
+        model.load_weights([(name, whole)])
+        for wrong in (whole[:-1], torch.cat((whole, whole[:1]))):
+            with pytest.raises(ValueError, match=f"{name} is .*; XPU reads"):
+                model.load_weights([(name, wrong)])
+
+
 @pytest.mark.parametrize(
     "option", ["--kv-transfer-config", "--enable-batch-sharded-sampling"]
 )

@@ -37,6 +37,7 @@ from vllm.utils.math_utils import cdiv
 _FP8_BLOCK = (128, 128)
 _MXFP8_BLOCK = (32, 32)
 _MXFP4_GROUP = (1, 32)
+_ENGRAM_GROUP = (1, 32)
 _E8M0 = torch.float8_e8m0fnu
 _E8M0_NAN = 0xFF
 _MANTISSA_BITS = 23
@@ -48,6 +49,8 @@ _QUANTIZED = re.compile(
 _COMPRESSOR = re.compile(
     r"layers\.(\d+)\.attn\.(indexer\.)?compressor\.w(?:kv|gate)\.weight$"
 )
+_TABLE = re.compile(r"^layers\.(\d+)\.engram\.embed\.")
+_BLOCK_OF_TOWER = re.compile(r"^vision\.blocks\.\d+\.")
 # What FP4 packs besides; FP8 of these is not tested.
 _PACKED = re.compile(r"\.(?:compressor\.w(?:kv|gate)|indexer\.weights_proj)\.weight$")
 
@@ -158,6 +161,14 @@ class _Published:
             "e_proj": (hidden, hidden),
             "h_proj": (hidden, hidden),
         }
+        self.whole = {"attn_sink": (heads,)} | _shapes_of_images(config)
+        self.tables: dict[int, tuple[int, int]] = {}
+        if layers := getattr(config, "engram_layer_ids", None):
+            width = config.engram_head_dim
+            columns = (config.engram_max_ngram_size - 1) * config.engram_n_heads * width
+            self.shapes["engram.wkv"] = (hidden * (config.hc_mult + 1), columns)
+            rows = config.engram_num_embeddings
+            self.tables = {layer: (n, width) for layer, n in zip(layers, rows)}
 
     def check_stored(
         self, name: str, tensor: torch.Tensor, layouts: list[Layout]
@@ -189,7 +200,11 @@ class _Published:
         check_values(name, tensor)
 
     def check_unquantized(self, name: str, tensor: torch.Tensor) -> None:
-        if quantized := _QUANTIZED.search(name):
+        leaf = name.rpartition(".")[2]
+        key = leaf if leaf == "attn_sink" else _BLOCK_OF_TOWER.sub("blocks.", name)
+        if shape := self.whole.get(key):
+            _check_shape(name, tensor, shape)
+        elif quantized := _QUANTIZED.search(name):
             if quantized[2] == "weight":
                 self.check_shape(name, quantized[1], tensor, (1, 1))
         elif compressor := _COMPRESSOR.search(name):
@@ -217,7 +232,8 @@ class _Published:
                 scale = scale.view(_E8M0)
         else:
             _check_dtype(name, scale, _E8M0, torch.float32)
-            self.check_shape(name, layer, scale, self.block)
+            block = _ENGRAM_GROUP if _TABLE.match(name) else self.block
+            self.check_shape(name, layer, scale, block)
         if scale.dtype == torch.float32:
             if not ((scale >= 0) & scale.isfinite()).all():
                 raise ValueError(f"{name} has a scale that is negative or not finite")
@@ -233,18 +249,14 @@ class _Published:
         head = self.index_head_dim if indexer else self.head_dim
         overlaps = self.ratios[layer] == 4 and not self.is_v41
         rows = head * (2 if overlaps else 1)
-        if weight.shape != (rows, self.hidden):
-            raise ValueError(
-                f"{name} is {tuple(weight.shape)}; XPU reads {(rows, self.hidden)} "
-                "there"
-            )
+        _check_shape(name, weight, (rows, self.hidden))
 
     def _is_mxfp4(self, layer: str) -> bool:
         return ".experts." in layer and not self.has_fp8_experts
 
     def _shape_of(self, layer: str) -> tuple[int, int] | None:
         """Rows and columns; None for main_proj, whose width the draft's config alone
-        knows, and for Engram, whose rows are compared when they are copied."""
+        knows, and for Engram's tables, of which each has its own."""
         if ".experts." in layer:
             layer = layer.rpartition(".")[2]
         return self.shapes.get(layer)
@@ -253,7 +265,8 @@ class _Published:
         self, name: str, layer: str, tensor: torch.Tensor, each: tuple[int, int]
     ) -> None:
         """Compare a tensor that has one value for `each` rows and columns."""
-        shape = self._shape_of(layer)
+        table = _TABLE.match(name)
+        shape = self.tables.get(int(table[1])) if table else self._shape_of(layer)
         if shape is None:
             return
         wanted = tuple(map(cdiv, shape, each))
@@ -262,6 +275,41 @@ class _Published:
                 f"{name} is {tuple(tensor.shape)}; with one value for {each[0]} x "
                 f"{each[1]} elements XPU reads {wanted} there"
             )
+
+
+def _shapes_of_images(config: Any) -> dict[str, tuple[int, ...]]:
+    """Of each tensor of the tower and the aligner, whose blocks are alike, and of the
+    vectors of an image's other parts; empty for a model of text."""
+    width, hidden = getattr(config, "vision_dim", None), config.hidden_size
+    if width is None:
+        return {}
+    inner, merged = config.vision_inter_dim, config.vision_downsample_ratio**2
+    return {
+        "vision.patch_embed.proj.weight": (width, 3 * config.vision_patch_size**2),
+        "vision.patch_embed.proj.bias": (width,),
+        "blocks.norm1.weight": (width,),
+        "blocks.attn.wqkv.weight": (3 * width, width),
+        "blocks.attn.wqkv.bias": (3 * width,),
+        "blocks.attn.wo.weight": (width, width),
+        "blocks.attn.wo.bias": (width,),
+        "blocks.norm2.weight": (width,),
+        "blocks.mlp.w1.weight": (2 * inner, width),
+        "blocks.mlp.w2.weight": (width, inner),
+        "vision.norm.weight": (width,),
+        "aligner.w1.weight": (hidden, merged * width),
+        "aligner.w1.bias": (hidden,),
+        "aligner.w2.weight": (hidden, hidden),
+        "aligner.w2.bias": (hidden,),
+        "image_start": (hidden,),
+        "image_pad": (hidden,),
+        "image_newline": (hidden,),
+        "image_end": (hidden,),
+    }
+
+
+def _check_shape(name: str, tensor: torch.Tensor, wanted: tuple[int, ...]) -> None:
+    if tensor.shape != wanted:
+        raise ValueError(f"{name} is {tuple(tensor.shape)}; XPU reads {wanted} there")
 
 
 def _as_e8m0(name: str, scale: torch.Tensor) -> torch.Tensor:
