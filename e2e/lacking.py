@@ -5,8 +5,8 @@ damage and tensor.
 
 JOB is one of `engine.py`. Each model that the engine loads, its draft too, takes the
 whole checkpoint first, and then each tensor alone, which tells what parameters that
-tensor fills. The check of parts then sees the checkpoint without it, and the loader each
-tensor with another shape or type.
+tensor fills. The check of parts then sees the checkpoint without it, and the loader
+each tensor with another shape or type.
 """
 
 import json

@@ -60,9 +60,7 @@ class Text(list[int]):
     """The tokens of a request, which do not say what its images show; of its slices,
     those from the first token on keep the images."""
 
-    def __init__(
-        self, tokens: Iterable[int], images: tuple[Picture, ...] = ()
-    ) -> None:
+    def __init__(self, tokens: Iterable[int], images: tuple[Picture, ...] = ()) -> None:
         super().__init__(tokens)
         self.images = images
 
