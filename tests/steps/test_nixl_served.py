@@ -49,7 +49,7 @@ def test_one_server_reads_and_one_answers(
     tmp_path: Path, name: str, buffers: str
 ) -> None:
     transfer = {"kv_connector": name, "kv_buffer_device": buffers}
-    for options in ({}, {"tensor_parallel_size": 2}, {"speculative_config": MTP}):
+    for options in ({}, {"speculative_config": MTP}):
         end = end_of_configuration(tmp_path, transfer, **options)
         assert end == "a configuration", f"the start ends with {end}"
 
@@ -62,10 +62,13 @@ def test_both_at_once(tmp_path: Path, name: str) -> None:
     assert "Drop it from kv_connector_extra_config" in end, f"the start ends with {end}"
 
 
-def test_stages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_several_ranks_a_side(tmp_path: Path, option: str) -> None:
+    """One of two runs over HTTP with two ranks a side ended with status 500."""
     transfer = {"kv_connector": "NixlConnector"}
-    end = end_of_configuration(tmp_path, transfer, pipeline_parallel_size=2)
-    assert "--pipeline-parallel-size 2). Use" in end, f"the start ends with {end}"
+    end = end_of_configuration(tmp_path, transfer, **{option: 2})
+    name = f"--{option.replace('_', '-')} 2"
+    assert name in end and "in one server" in end, f"the start ends with {end}"
 
 
 def test_drafts_of_dspark(tmp_path: Path) -> None:
