@@ -142,7 +142,7 @@ def test_the_gpu_is_asked_what_the_cpu_is(name: str) -> None:
 def test_a_text_has_the_images_of_one_that_begins_so() -> None:
     drawn = (Picture(1, 4, 4),)
     known = {(5, 6, 7): drawn, (9,): ()}
-    assert pictures.of_beginning(known, [5, 6]) == drawn
+    assert pictures.images_of([5, 6], known) == drawn
 
 
 def test_requests_are_compared_with_those_of_eager_mode(tmp_path: Path) -> None:
