@@ -62,13 +62,12 @@ def test_both_at_once(tmp_path: Path, name: str) -> None:
     assert "Drop it from kv_connector_extra_config" in end, f"the start ends with {end}"
 
 
-@pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_several_ranks_a_side(tmp_path: Path, option: str) -> None:
+@pytest.mark.parametrize("kind", ["tensor", "pipeline", "data"])
+def test_several_ranks_a_side(tmp_path: Path, kind: str) -> None:
     """One of two runs over HTTP with two ranks a side ended with status 500."""
     transfer = {"kv_connector": "NixlConnector"}
-    end = end_of_configuration(tmp_path, transfer, **{option: 2})
-    name = f"--{option.replace('_', '-')} 2"
-    assert name in end and "in one server" in end, f"the start ends with {end}"
+    end = end_of_configuration(tmp_path, transfer, **{f"{kind}_parallel_size": 2})
+    assert "model over 2 ranks" in end, f"the start ends with {end}"
 
 
 def test_drafts_of_dspark(tmp_path: Path) -> None:

@@ -168,13 +168,13 @@ def test_edit(stack: FakeStack) -> None:
 
 def test_change_on_the_real_series(real: RealStack) -> None:
     """One comment of a step, which the tag of its commit finds."""
-    patches = {slug: path for slug, path in read_patches(real.project, REAL).items()}
+    patches = read_patches(real.project, REAL)
     before = {slug: path.read_text() for slug, path in patches.items()}
     module = re.search(r"^\+\+\+ b/(\S+)$", before[STEP], re.MULTILINE)
     comment = re.search(r"^\+ +# (.*)$", before[STEP], re.MULTILINE)
     assert module is not None and comment is not None
     said = f"s/{comment[1]}/{comment[1]} So be it./"
-    editor = f'sed -i "{said}" {real.root}/work/{module[1]}'
+    editor = f'sed -i "{said}" {real.root / "work" / module[1]}'
     follow(real, "change", editor, slug=STEP, release=REAL)
     after = read_patches(real.project, REAL)
     assert list(after) == list(before)
