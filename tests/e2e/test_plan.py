@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused(engines: Engines, release: str) -> None:
     wanted, tried = engines.begin(start, release, "b60").result()
     assert not choices.choices(wanted, tried)
     (refused,) = tried.attempts
-    room = wanted.usable() - choices.ACTIVATIONS
+    room = wanted.usable() - asked.ACTIVATIONS
     short = [
         (memory.weights(memory.FLASH, 8, widened=wide) - room) / memory.GIB
         for wide in (False, True)
