@@ -18,10 +18,9 @@ from helpers import (
 INPUTS, OUTPUTS = 256, 128
 WRITERS: dict[str, Any] = {
     "modelopt": packed_formats.Nvfp4(),
+    "modelopt of weights alone": packed_formats.Nvfp4("W4A16_NVFP4"),
     "compressed-tensors of weights alone": packed_formats.Nvfp4WeightOnly(),
 }
-if layout.mentions("model_executor/layers/quantization/modelopt.py", "W4A16_NVFP4"):
-    WRITERS["modelopt of weights alone"] = packed_formats.Nvfp4("W4A16_NVFP4")
 
 
 def loaded(writer: str) -> tuple[Any, torch.Tensor]:

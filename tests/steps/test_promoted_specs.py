@@ -8,11 +8,7 @@ import torch
 from helpers import layout
 
 INTERFACE = layout.module("vllm.v1.kv_cache_interface")
-PLANNING = layout.module(
-    "vllm.v1.core.kv_cache_planning"
-    if layout.mentions("v1/core/kv_cache_planning.py", "def unify_hybrid")
-    else "vllm.v1.core.kv_cache_utils"
-)
+PLANNING = layout.module(layout.CACHE_PLANNING)
 SHAPE = {"block_size": 64, "num_kv_heads": 1, "head_size": 512, "dtype": torch.uint8}
 KEYS = {
     "cache_dtype_str": "fp8_ds_mla",

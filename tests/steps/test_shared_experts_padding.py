@@ -15,7 +15,7 @@ NOISE = 0.08
 ATTENTION = model_layers.attention_class().__name__
 SHAPES = {"w1": 0, "w3": 0, "w2": 1}
 DSPARK = {"dspark_target_layer_ids": [1], "dspark_markov_rank": 8, "n_mtp_layers": 1}
-OWNERS = ["model", "mtp", *(["dspark"] if layout.WITH_DSPARK else [])]
+OWNERS = ["model", "mtp", *(["dspark"] if layout.WITH_XPU_FOLDER else [])]
 
 
 class Nothing(torch.nn.Module):

@@ -9,11 +9,7 @@ import torch
 from helpers import layout, model_configs
 
 INTERFACE = layout.module("vllm.v1.kv_cache_interface")
-PLANNING = layout.module(
-    "vllm.v1.core.kv_cache_planning"
-    if layout.mentions("v1/core/kv_cache_planning.py", "def get_kv_cache_configs")
-    else "vllm.v1.core.kv_cache_utils"
-)
+PLANNING = layout.module(layout.CACHE_PLANNING)
 SPEC = INTERFACE.SlidingWindowMLASpec(
     block_size=64,
     num_kv_heads=1,

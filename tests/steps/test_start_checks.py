@@ -90,7 +90,7 @@ DSPARK = {
 }
 NO_STAGES = dict.fromkeys(DSPARK)
 DRAFTS = ["mtp"]
-if layout.mentions("config/speculative.py", '"dspark"'):
+if layout.WITH_XPU_FOLDER:
     DRAFTS.append("dspark")
     staged = {"method": "dspark", "num_speculative_tokens": 3}
     REFUSED["DSpark without stages"] = (

@@ -28,10 +28,8 @@ from helpers.common_ops import TestCompressor  # noqa: F401
 KINDS = [
     pytest.param({"head_dim": 512}, E4M3, 7, id="attention"),
     pytest.param({"head_dim": 128}, E4M3, 1, id="indexer"),
+    pytest.param({"head_dim": 128, "mxfp4": True}, E2M1, 4, id="indexer-mxfp4"),
 ]
-if layout.MXFP4_TO_EVEN:
-    mxfp4 = {"head_dim": 128, "mxfp4": True}
-    KINDS.append(pytest.param(mxfp4, E2M1, 4, id="indexer-mxfp4"))
 EXPONENTS = torch.tensor([-22, -13, -1, 0, 1, 5, 17])
 
 

@@ -221,17 +221,15 @@ class TestSharedOps:
         assert torch.allclose(factor, power.double().exp2(), rtol=1e-6)
         assert_few_differ(codes, reference.e4m3(rotated, power))
 
-    if layout.MXFP4_TO_EVEN:
-
-        def test_fused_indexer_q_rope_quant_in_mxfp4(self) -> None:
-            (codes, scales), factor, rotated = indexer_query(mxfp4=True)
-            blocks = rotated.unflatten(-1, (-1, 32))
-            power = reference.exponent(blocks, reference.E2M1, 6 * 2.0**-126)
-            assert torch.allclose(factor, torch.ones(()).double(), rtol=1e-6)
-            scales = scales.cpu().contiguous().view(torch.uint8).view(power.shape)
-            assert torch.equal(scales, (power + 127).to(torch.uint8))
-            codes = codes.cpu().contiguous().view(torch.uint8)
-            assert_few_differ(codes, reference.e2m1(blocks, power).flatten(-2))
+    def test_fused_indexer_q_rope_quant_in_mxfp4(self) -> None:
+        (codes, scales), factor, rotated = indexer_query(mxfp4=True)
+        blocks = rotated.unflatten(-1, (-1, 32))
+        power = reference.exponent(blocks, reference.E2M1, 6 * 2.0**-126)
+        assert torch.allclose(factor, torch.ones(()).double(), rtol=1e-6)
+        scales = scales.cpu().contiguous().view(torch.uint8).view(power.shape)
+        assert torch.equal(scales, (power + 127).to(torch.uint8))
+        codes = codes.cpu().contiguous().view(torch.uint8)
+        assert_few_differ(codes, reference.e2m1(blocks, power).flatten(-2))
 
     @pytest.mark.parametrize("packed", [False, True], ids=["fp32", "packed"])
     def test_fused_inv_rope_fp8_quant(self, packed: bool) -> None:
@@ -288,16 +286,14 @@ class TestCompressor:
         wanted = reference.e4m3(rotated, power)
         assert_few_differ(made.written.data[made.slots], wanted)
 
-    if layout.MXFP4_TO_EVEN:
-
-        def test_fused_compress_quant_cache_of_the_indexer_in_mxfp4(self) -> None:
-            made = Compressed("indexer MXFP4")
-            blocks = made.rotated().to(torch.bfloat16).unflatten(-1, (-1, 32))
-            power = reference.exponent(blocks, reference.E2M1, 6 * 2.0**-126)
-            scales = made.written.scales[made.slots]
-            assert torch.equal(scales, (power + 127).to(torch.uint8))
-            wanted = reference.e2m1(blocks, power).flatten(-2)
-            assert_few_differ(made.written.data[made.slots], wanted)
+    def test_fused_compress_quant_cache_of_the_indexer_in_mxfp4(self) -> None:
+        made = Compressed("indexer MXFP4")
+        blocks = made.rotated().to(torch.bfloat16).unflatten(-1, (-1, 32))
+        power = reference.exponent(blocks, reference.E2M1, 6 * 2.0**-126)
+        scales = made.written.scales[made.slots]
+        assert torch.equal(scales, (power + 127).to(torch.uint8))
+        wanted = reference.e2m1(blocks, power).flatten(-2)
+        assert_few_differ(made.written.data[made.slots], wanted)
 
 
 @pytest.mark.unchanged

@@ -16,10 +16,14 @@ from typing import Any
 import pytest
 import torch
 import vllm
+from packaging.version import Version
 
 PACKAGE = Path(vllm.__file__).parent
-WITH_XPU_FOLDER = (PACKAGE / "models/deepseek_v4/xpu/model.py").is_file()
-WITH_DSPARK = (PACKAGE / "models/deepseek_v4/xpu/dspark.py").is_file()
+RELEASE = Version(vllm.__version__).release[:2]
+"""What to expect follows from it, never from the text of the tree: a step that takes
+away what a test looks for must not change what the test wants."""
+# A model of its own for XPU, with DSpark's draft; before, one serves all platforms.
+WITH_XPU_FOLDER = RELEASE >= (0, 26)
 
 ATTENTION = "vllm.models.deepseek_v4.attention"
 COMPRESSOR = "vllm.models.deepseek_v4.compressor"
@@ -30,15 +34,6 @@ DSPARK = f"vllm.models.deepseek_v4.{FOLDER}.dspark"
 OPS = "vllm.models.deepseek_v4.common.ops"
 CPU = "vllm.models.deepseek_v4.cpu.cpu_mla"
 QUANTIZATION = "vllm.models.deepseek_v4.quant_config"
-_ATTENTION_TEXT = (PACKAGE.parent / f"{ATTENTION.replace('.', '/')}.py").read_text()
-# Whether the layer that the platforms share has a path of ROCm.
-ROCM_ATTENTION = "rocm_inv_rope_einsum" in _ATTENTION_TEXT
-# Whether the indexer's MXFP4 values are rounded to even, and their scales floored as in
-# DeepSeek's own code.
-MXFP4_TO_EVEN = (
-    "def _e2m1_nibble("
-    not in (PACKAGE.parent / f"{OPS.replace('.', '/')}/fused_indexer_q.py").read_text()
-)
 COMMON_OPS = "vllm.models.common.ops"
 MLA = "vllm.v1.attention.backends.mla"
 MHC = "vllm.model_executor.layers.mhc"
@@ -46,50 +41,27 @@ FUSED_MOE = "vllm.model_executor.layers.fused_moe"
 LINEAR_KERNELS = "vllm.model_executor.kernels.linear"
 LAYER_QUANTIZATION = "vllm.model_executor.layers.quantization"
 INDEXER_BACKEND = f"{MLA}.indexer"
-# Whether vllm-xpu-kernels has a batched FP8 product, and XPU takes it for wo_a.
-O_PROJECTION_IN_FP8 = (
-    "_prepare_bmm_params"
-    in (PACKAGE / "model_executor/kernels/linear/scaled_mm/xpu.py").read_text()
+# Who plans the pages of all layers.
+CACHE_PLANNING = "vllm.v1.core.kv_cache_" + (
+    "planning" if RELEASE >= (0, 33) else "utils"
 )
-# Whether XPU takes ROCm's path, which undoes RoPE in one launch and keeps wo_a in BF16
-# from the first call on.
-_ROCM_ATTENTION = PACKAGE / "v1/attention/ops/rocm_aiter_mla_sparse.py"
-O_PROJECTION_IN_BF16 = (
-    not O_PROJECTION_IN_FP8 and "_get_cached_wo_a_bf16" in _ROCM_ATTENTION.read_text()
-)
-# Whether XPU takes ROCm's path of a release before that, in torch's operators.
-O_PROJECTION_IN_TORCH = (
-    WITH_XPU_FOLDER and not O_PROJECTION_IN_FP8 and not O_PROJECTION_IN_BF16
-)
-# What the model of XPU calls of the hyper-connections inside a layer.
-HYPER_CONNECTIONS = ["pre", "post"]
-if (
-    "mhc_fused_post_pre("
-    in (PACKAGE.parent / f"{MODEL.replace('.', '/')}.py").read_text()
-):
-    HYPER_CONNECTIONS.append("fused")
-# Whether XPU quantizes the indexer's query by Triton's kernel of all platforms: later
-# releases have an op for it, and before the kernels of XPU scored pages with 64-bit
-# offsets the step `indexer` replaces it.
-_INDEXER = PACKAGE / "model_executor/layers/sparse_attn_indexer.py"
-_INDEXER_QUERY = PACKAGE / "models/deepseek_v4/common/ops/fused_indexer_q.py"
-INDEXER_QUERY_IN_TRITON = (
-    WITH_XPU_FOLDER
-    and "cooperative_topk" in _INDEXER.read_text()
-    and "xpu_deepseek_fused_indexer_q" not in _INDEXER_QUERY.read_text()
-)
+# vllm-xpu-kernels has a batched FP8 product, and XPU takes it for wo_a. Before, XPU
+# took ROCm's path, which undoes RoPE in one launch and keeps wo_a in BF16 from the
+# first call on.
+O_PROJECTION_IN_FP8 = RELEASE >= (0, 31)
+O_PROJECTION_IN_BF16 = WITH_XPU_FOLDER and not O_PROJECTION_IN_FP8
+# What the model calls of the hyper-connections inside a layer.
+HYPER_CONNECTIONS = ("pre", "post", "fused")
+# XPU quantizes the indexer's query by Triton's kernel of all platforms: later releases
+# have an op for it.
+INDEXER_QUERY_IN_TRITON = WITH_XPU_FOLDER and RELEASE < (0, 31)
 # Who may multiply by FP8 weights in blocks on XPU. The op's product with scales of 32
 # values came to vllm-xpu-kernels together with that of FP4.
 BLOCK_FP8_BACKENDS = ["auto", "triton", "fp32"]
 if not WITH_XPU_FOLDER and hasattr(torch.ops._xpu_C, "fp4_gemm"):
     BLOCK_FP8_BACKENDS.append("xpu")
-# Whether torch may; on a CPU it does not.
-TORCH_BLOCK_FP8 = (
-    ["torch"]
-    if "class BlockWiseTorchFP8ScaledMMLinearKernel"
-    in (PACKAGE / "model_executor/kernels/linear/scaled_mm/pytorch.py").read_text()
-    else []
-)
+# Torch may; on a CPU it does not.
+TORCH_BLOCK_FP8 = ["torch"] if RELEASE >= (0, 31) else []
 
 WINDOW = 128
 HEADS = 8
@@ -106,12 +78,6 @@ YARN = {
 }
 # Layer 0 sees its window alone; 1 and 2 also see entries compressed 4 and 128 to 1.
 COMPRESS_RATIOS = (0, 4, 128)
-
-
-def mentions(path: str, text: str) -> bool:
-    """Whether this release has the file `path` of the package, with `text` in it."""
-    file = PACKAGE / path
-    return file.is_file() and text in file.read_text()
 
 
 def unchanged_with_xpu_folder(test: Any) -> Any:

@@ -139,16 +139,12 @@ def vllm_config(
         "max_num_seqs": 16,
     }
     known = inspect.signature(SchedulerConfig).parameters
-    # An old CPU backend refuses FP8 keys, though nothing here schedules.
-    refused = layout.mentions("platforms/cpu.py", "not compatible with FP8 KV cache")
-    cache_dtype = "auto" if refused else "fp8"
     config = VllmConfig(
-        cache_config=CacheConfig(block_size=block_size, cache_dtype=cache_dtype),
+        cache_config=CacheConfig(block_size=block_size, cache_dtype="fp8"),
         scheduler_config=SchedulerConfig(
             **{key: value for key, value in scheduler.items() if key in known}
         ),
     )
-    config.cache_config.cache_dtype = "fp8"
     config.model_config = SimpleNamespace(
         hf_config=(hf := hf_config(heads)),
         hf_text_config=hf,

@@ -133,10 +133,9 @@ def hyper_connections() -> Any:
     ops = SimpleNamespace(
         pre=torch.ops.vllm.mhc_pre,
         post=torch.ops.vllm.mhc_post,
+        fused=torch.ops.vllm.mhc_fused_post_pre,
         head=layout.module(layout.MODEL).hc_head,
     )
-    if "fused" in layout.HYPER_CONNECTIONS:
-        ops.fused = torch.ops.vllm.mhc_fused_post_pre
     return ops
 
 

@@ -8,8 +8,6 @@ import torch
 
 from . import layout, model_configs
 
-FUSED_MOE = "model_executor/layers/fused_moe"
-INC = "model_executor/layers/quantization/inc/schemes/inc_wna16_scheme.py"
 SQUARES = {"block_structure": [128, 128]}
 BY_GROUP = {
     "num_bits": 8,
@@ -92,8 +90,7 @@ _MXFP4 = compressed(4, "float", "group", FP4_BY_32, group_size=32)
 MXFP8 = compressed(
     8, "float", "group", BYTES_BY_32, group_size=32, scale_dtype="torch.uint8"
 )
-_NVFP4_ORACLE = (layout.PACKAGE / f"{FUSED_MOE}/oracle/nvfp4.py").read_text()
-_CLAMPING = _NVFP4_ORACLE.partition("WITH_CLAMP = {")[2].partition("}")[0]
+_SINCE_31 = layout.RELEASE >= (0, 31)
 # By kind: what `config.json` says, and whether this release serves it.
 KINDS: dict[str, tuple[dict[str, Any], bool]] = {
     "DeepSeek's own": (
@@ -106,42 +103,36 @@ KINDS: dict[str, tuple[dict[str, Any], bool]] = {
     ),
     "FP8 by rows": (
         compressed(8, "float", "channel", BY_TOKEN),
-        layout.mentions(f"{FUSED_MOE}/experts/triton_moe.py", "gemm1_clamp_limit"),
+        True,
     ),
     "FP8 in blocks": (_BLOCKS, _has_linear_kernel(_BLOCKS)),
     "NVFP4": (
         compressed(4, "float", "tensor_group", group_size=16),
-        "EMULATION" in _CLAMPING,
+        _SINCE_31,
     ),
     "NVFP4 by ModelOpt": (
         {"quant_method": "modelopt_fp4", "quantization": dict(MODELOPT)},
-        "EMULATION" in _CLAMPING,
+        _SINCE_31,
     ),
     "MXFP4": (_MXFP4, layout.WITH_XPU_FOLDER),
     "MXFP8": (
         beside_experts(MXFP8, _MXFP4),
         # Before, its kernel makes no operands of wo_a's batched product.
-        layout.mentions("model_executor/kernels/linear/mxfp8/xpu.py", "bmm_weight"),
+        _SINCE_31,
     ),
     "INT4": (compressed(4, "int", "group", group_size=128), layout.WITH_XPU_FOLDER),
     "experts in MXFP4": (
         {"quant_method": "mxfp4"},
         # Before, they were those of gpt-oss, with another activation.
-        layout.mentions(
-            "model_executor/layers/quantization/mxfp4.py", "return Mxfp4MoEMethod(moe)"
-        ),
+        _SINCE_31,
     ),
     "AutoRound": (
         {"quant_method": "inc", "packing_format": "auto_round:auto_gptq", **GPTQ},
-        layout.mentions(INC, "get_moe_method")
-        and not layout.mentions(INC, "# XPU and CPU do not support MoE"),
+        _SINCE_31,
     ),
     "GPTQ": (
         {"quant_method": "gptq", **GPTQ},
-        layout.mentions(
-            "model_executor/layers/quantization/auto_gptq.py",
-            "normalize_and_validate_gptq_desc_act",
-        ),
+        _SINCE_31,
     ),
 }
 
