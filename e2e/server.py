@@ -52,7 +52,7 @@ if __name__ == "__main__":
     sys.exit(main())
 """
 """`bin/vllm` as pip makes it of the wheel's entry point."""
-READY = 240.0
+READY = 600.0
 """Seconds until a server must answer."""
 
 

@@ -34,6 +34,7 @@ from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.forks.server import Ahead, exit_text
 from xpustack.series.apply import trees
+from xpustack.series.order import read_order
 from xpustack.steptest.environment import engine_environment
 from xpustack.steptest.server import warm_server
 
@@ -293,33 +294,17 @@ class Engines:
                 damage(self.published, folder, fault)
                 self._checkpoints[fault] = (folder, self.twin)
 
-    def emulates_nvfp4_experts(self, release: str) -> bool:
-        """Whether the release's emulation of experts in NVFP4 clamps as the model."""
-        site = self.installed(load(self.project)[release], patched=True)
-        oracle = site / "vllm/model_executor/layers/fused_moe/oracle/nvfp4.py"
-        clamping = oracle.read_text().partition("WITH_CLAMP = {")[2].partition("}")[0]
-        return "EMULATION" in clamping
+    def has_step(self, release: str, slug: str) -> bool:
+        """Whether the release's series has the step."""
+        return slug in read_order(self.project, release)
 
     def has_dspark(self, release: str) -> bool:
-        """Whether the release has DSpark's draft model for XPU."""
-        site = self.installed(load(self.project)[release], patched=True)
-        return (site / "vllm/models/deepseek_v4/xpu/dspark.py").is_file()
-
-    def sees_images(self, release: str) -> bool:
-        """Whether the release serves V4 Vision on XPU."""
-        site = self.installed(load(self.project)[release], patched=True)
-        return (site / "vllm/models/deepseek_v4/xpu/vl_model.py").is_file()
+        """Whether upstream's release has DSpark's draft model for XPU."""
+        return release != "v0.22.1"
 
     def has_v41(self, release: str) -> bool:
         """Whether the release serves V4.1 on XPU."""
-        site = self.installed(load(self.project)[release], patched=True)
-        return (site / "vllm/models/deepseek_v41/xpu/model.py").is_file()
-
-    def shares_rows(self, release: str) -> bool:
-        """Whether a user of the release says from how many rows of prefill on ranks
-        share the indexer's."""
-        site = self.installed(load(self.project)[release], patched=True)
-        return SHARING in (site / "vllm/config/attention.py").read_text()
+        return self.has_step(release, "v41-model")
 
     def finished(self) -> Iterator[tuple[str, str, Served]]:
         """The engines that ended well, by release and tree."""
@@ -390,7 +375,7 @@ class Engines:
                 if not folder.is_dir():
                     model.write(folder)
         tree = "patched" if patched else "untouched"
-        order = self.work / f"{release}-{tree}-others.json"
+        order = self.work / f"{release}-{tree}-{models[0].kind}.json"
         orders = [model.order(self.work / "others" / model.kind) for model in models]
         order.write_text(json.dumps(orders))
         answer = order.with_suffix(".answer")

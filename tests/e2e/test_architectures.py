@@ -12,6 +12,8 @@ from packaging.version import Version
 from e2e.checks import check_same_tokens
 from e2e.serving import Engines, EngineStopped, Job, Prompt
 
+pytestmark = pytest.mark.newest
+
 XE2 = Job("on xe2", ((Prompt(72, 3, seed=1), Prompt(5, 4, seed=2)),))
 PVC, XE3, PVC_VG = (
     replace(XE2, name=f"on {name}", architecture=name)

@@ -17,24 +17,39 @@ from e2e.serving import Engines
 
 pytestmark = pytest.mark.newest
 
+SHORT = ("hybrid", "images", "encoder")
+"""What runs without --full: in these, the most of what steps could touch."""
+
 Answers = dict[str, dict[str, Any]]
 
 
-def served(engines: Engines, release: str, patched: bool) -> Answers:
-    """What a tree gives of all models."""
-    return engines.others(release, patched, tuple(MODELS.values()))
+def served(engines: Engines, release: str, patched: bool, short: bool) -> Answers:
+    """What a tree gives of the models that run by default, or of the others."""
+    models = (model for kind, model in MODELS.items() if (kind in SHORT) == short)
+    return engines.others(release, patched, tuple(models))
 
 
-def begin(engines: Engines, release: str, **_: Any) -> tuple[Future[Answers], ...]:
-    return tuple(engines.begin(served, release, patched) for patched in (False, True))
+def begin(engines: Engines, release: str, model: Model) -> tuple[Future[Answers], ...]:
+    short = model.kind in SHORT
+    return tuple(
+        engines.begin(served, release, patched, short) for patched in (False, True)
+    )
 
 
 @pytest.mark.begins(start=begin)
-@pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(model, id=kind, marks=[] if kind in SHORT else [pytest.mark.full])
+        for kind, model in MODELS.items()
+    ],
+)
 def test_a_model_answers_as_before(
     engines: Engines, release: str, model: Model
 ) -> None:
-    before, after = (found.result()[model.kind] for found in begin(engines, release))
+    before, after = (
+        found.result()[model.kind] for found in begin(engines, release, model)
+    )
     assert "stopped" not in before, before["stopped"]
     assert after == before
     if model.pooling:

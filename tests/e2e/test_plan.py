@@ -237,6 +237,7 @@ def test_v41_is_cut_where_it_can_be(release: str) -> None:
     assert "Workers disagree on supported KV cache layouts" in refused.refused
 
 
+@pytest.mark.full
 @pytest.mark.newest
 def test_a_configuration_plans_as_its_checkpoint(release: str, tmp_path: Path) -> None:
     folder, _ = checkpoint.write(tmp_path)

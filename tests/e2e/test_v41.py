@@ -230,7 +230,7 @@ def test_two_ranks(engines: Engines, twin: V41Twin, release: str) -> None:
 @pytest.mark.serves(SHARED_ROWS)
 def test_two_ranks_share_rows(engines: Engines, twin: V41Twin, release: str) -> None:
     """Every indexer's rows of prefill, whether it keeps to candidate blocks or not."""
-    if not engines.shares_rows(release):
+    if not engines.has_step(release, "indexer-rows"):
         pytest.skip(f"{release} has no setting for the indexer's rows of prefill")
     result = engines.serve(release, SHARED_ROWS)
     check(result, twin)

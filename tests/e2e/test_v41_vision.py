@@ -160,6 +160,7 @@ def test_a_hit_inside_an_image(engines: Engines, release: str) -> None:
     assert first == [0, 128, 0]
 
 
+@pytest.mark.full
 @pytest.mark.serves(BROKEN)
 def test_faults_are_seen(engines: Engines, release: str) -> None:
     """No bias for image tokens in layer 0, and Engram of layer 2 changes images."""

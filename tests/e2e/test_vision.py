@@ -112,7 +112,7 @@ BLIND = Job(
 
 @pytest.fixture(autouse=True)
 def release_that_sees(engines: Engines, release: str) -> None:
-    if not engines.sees_images(release):
+    if not engines.has_step(release, "vision-model"):
         pytest.skip(f"{release} refuses V4 Vision on XPU")
 
 
@@ -208,6 +208,7 @@ def test_two_stages(engines: Engines, release: str) -> None:
     check_logits(result, twin)
 
 
+@pytest.mark.full
 @pytest.mark.serves(BROKEN)
 def test_faults_are_seen(engines: Engines, release: str) -> None:
     """No bias for image tokens, with and without a table, and images seen as text. The

@@ -117,7 +117,7 @@ def see(server: Server) -> list[tuple[list[int], list[int]]]:
 def test_an_image(engines: Engines, release: str, drafts: str) -> None:
     """Hugging Face's model with our tower chooses the answer's tokens, wherever it is
     sure; another image has another answer."""
-    if not engines.sees_images(release):
+    if not engines.has_step(release, "vision-model"):
         pytest.skip(f"{release} refuses V4 Vision on XPU")
     twin = engines.twin_of("vision")
     assert isinstance(twin, VisionTwin)
