@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m planner.page DOCUMENT ...`: keep what `plan --json` printed.
+"""`python -m planner.page DOCUMENT ...`: keep what `plan --json` printed; with
+`--again` instead of documents, plan each known machine anew.
 
 Writes docs/data/plans.csv, a row for each split, and the table of docs/deploying.md.
 Rows of other machines stay as they are.
 """
 
 import json
+import shlex
+import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from planner.checkpoints import NAMED
 from xpustack.core.markdown import table
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 from xpustack.pages import record
+from xpustack.pages.made import stamp
 
 SECTION, PAGE, DATA = "plans", "docs/deploying.md", "docs/data/plans.csv"
 MACHINE = ("release", "model", "device", "count", "context", "concurrency")
@@ -106,18 +112,47 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
+def again(project: Project, rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
+    """What `plan --json` prints of each machine now, after its command."""
+    models = {one.label: name for name, one in NAMED.items()}
+    for release, model, device, count, context, concurrency in _by_machine(rows):
+        options = {
+            "--model": models[model],
+            "--device": device,
+            "--count": count,
+            "--context": context,
+            "--concurrency": concurrency,
+        }
+        words = ("plan", release, *chain.from_iterable(options.items()), "--json")
+        command = (sys.executable, "-m", "xpustack", *words)
+        # A plan that fits nowhere is one, too: its status tells, and it prints JSON.
+        run = subprocess.run(
+            command, cwd=project.root, stdout=subprocess.PIPE, text=True
+        )
+        yield f"xpustack {shlex.join(words)}", run.stdout
+
+
+def _read(name: str) -> tuple[str, str]:
+    try:
+        return name, Path(name).read_text()
+    except OSError as error:
+        raise SystemExit(f"{name} cannot be read: {error}") from None
+
+
 def main() -> None:
     """Write the rows of the documents, and the page's table of all."""
     project = Project.find()
     known = read_rows(project.root / DATA)
-    for name in sys.argv[1:]:
+    given = sys.argv[1:]
+    texts = again(project, known) if given == ["--again"] else map(_read, given)
+    for name, text in texts:
         try:
-            new = rows_of(json.loads(Path(name).read_text())["data"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            new = rows_of(json.loads(text)["data"])
+        except (ValueError, KeyError, TypeError) as error:
             raise SystemExit(
                 f"{name} is not what `plan --json` printed: {error}"
             ) from None
-        known = merged(known, new)
+        known = merged(known, [row | stamp(project, row["release"]) for row in new])
     record.write(project, DATA, known, PAGE, (SECTION, shown(known)))
 
 

@@ -153,12 +153,19 @@ def write_export(
 
 
 def write_rows(
-    file: Path, requests: Sequence[PullRequest], series: Sequence[Step]
+    file: Path,
+    requests: Sequence[PullRequest],
+    series: Sequence[Step],
+    made: Mapping[str, str],
 ) -> None:
-    """Write where steps stand as rows, in the order of the series. The file's rows of
-    its other steps, and of other releases, stay."""
+    """Write where steps stand as rows, in the order of the series, and that they were
+    `made` of this tree. The file's rows of its other steps, and of other releases,
+    stay."""
     rows: dict[tuple[object, object], Mapping[str, object]] = {}
-    for row in (*read_rows(file), *requests_rows(requests)):
+    new: list[Mapping[str, object]] = [
+        {**row, **made} for row in requests_rows(requests)
+    ]
+    for row in (*read_rows(file), *new):
         rows[row["release"], row["step"]] = row
     own = [(step.release, step.slug) for step in series]
     others = [key for key in rows if key[0] != series[0].release]

@@ -48,6 +48,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         pins.retire,
         pins.watch,
         pages.defects,
+        pages.renew,
         pages.site,
         device.ingest,
     ),

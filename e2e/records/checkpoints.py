@@ -5,7 +5,7 @@ and the page made of it."""
 import csv
 import io
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 from e2e.records.order import newest_first
 from xpustack.base.releases import load
@@ -13,6 +13,7 @@ from xpustack.core import markdown
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
 from xpustack.pages import record
+from xpustack.pages.made import stamp
 
 PAGE = "docs/checkpoints.md"
 DATA = "docs/data/checkpoints.csv"
@@ -29,6 +30,8 @@ class Cell:
         what: the kind in a few words, the column's head.
         verdict: `serves`, `refuses` or `wrong`.
         why: figures, or the message.
+        tree_id: the beginning of the id of the tree that was served.
+        made: the day.
     """
 
     release: str
@@ -36,6 +39,8 @@ class Cell:
     what: str
     verdict: str
     why: str
+    tree_id: str = ""
+    made: str = ""
 
 
 HEADS = [field.name for field in fields(Cell)]
@@ -76,7 +81,7 @@ def recorded(project: Project, release: str, checkpoint: str) -> Cell:
 def keep(project: Project, cell: Cell) -> None:
     """Put a cell into the record, in place of the one before it, and write the page."""
     known = {(one.release, one.checkpoint): one for one in cells(project)}
-    known[cell.release, cell.checkpoint] = cell
+    known[cell.release, cell.checkpoint] = replace(cell, **stamp(project, cell.release))
     kinds = list(dict.fromkeys(name for _, name in known))
     rows = newest_first(
         project,

@@ -10,6 +10,7 @@ from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 from xpustack.pages import record
+from xpustack.pages.made import stamp
 
 PAGE = "docs/e2e.md"
 DATA = "docs/data/e2e.csv"
@@ -30,7 +31,9 @@ def keep(project: Project, release: str, rows: Sequence[Row]) -> None:
         UsageError: a figure is no number, or the page has no section for the table.
     """
     known = read_rows(project.root / DATA)
-    kept = [*(row for row in known if row["release"] != release), *rows]
+    made = stamp(project, release)
+    new: list[Row] = [{**row, **made} for row in rows]
+    kept: list[Row] = [*(row for row in known if row["release"] != release), *new]
     ordered = newest_first(
         project, kept, lambda row: (-int(str(row["tokens"])), int(str(row["ratio"])))
     )

@@ -3,13 +3,14 @@
 writes, and the table made of it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from e2e.records.order import Row, newest_first
 from xpustack.core import markdown
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 from xpustack.pages import record
+from xpustack.pages.made import stamp
 
 PAGE = "docs/e2e.md"
 DATA = "docs/data/ranks.csv"
@@ -22,13 +23,16 @@ FEATURES = ("plain", "MTP 1", "MTP 3", "DSpark")
 @dataclass(frozen=True)
 class Cell:
     """How a release served a split with a feature: `found` is `equal`, `near tie` or
-    `refused`; `why` says where the tie is, or has the message."""
+    `refused`; `why` says where the tie is, or has the message; `tree_id` and `made` are
+    of the tree that was served."""
 
     release: str
     ranks: str
     features: str
     found: str
     why: str
+    tree_id: str = ""
+    made: str = ""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -48,6 +52,7 @@ def recorded(project: Project, cell: Cell) -> str:
 
 def keep(project: Project, cell: Cell) -> None:
     """Put a cell into the record, in place of the one before it, and write the page."""
+    cell = replace(cell, **stamp(project, cell.release))
     known = {one.key: one for one in cells(project)} | {cell.key: cell}
     by_ranks = sorted({ranks for _, ranks, _ in known})
     rows = newest_first(

@@ -9,6 +9,7 @@ from xpustack.core import markdown
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 from xpustack.pages import record
+from xpustack.pages.made import stamp
 
 PAGE = "docs/e2e.md"
 DATA = "docs/data/twins.csv"
@@ -52,6 +53,7 @@ def rows_of(
 def keep(project: Project, rows: Sequence[Row]) -> None:
     """Put the rows of jobs into the record, in place of those before them, and write
     the page."""
+    rows = [{**row, **stamp(project, str(row["release"]))} for row in rows]
     anew = {(row["release"], row["job"]) for row in rows}
     known = read_rows(project.root / DATA)
     kept = [*(row for row in known if (row["release"], row["job"]) not in anew), *rows]

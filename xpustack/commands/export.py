@@ -8,6 +8,7 @@ from xpustack.base import releases
 from xpustack.base.clone import opened
 from xpustack.base.store import Store
 from xpustack.core.errors import UsageError, elsewhere
+from xpustack.pages.made import stamp
 from xpustack.refresh.neighbours import source_of_clone
 from xpustack.series.patch import load_series
 from xpustack.terminal.console import (
@@ -75,7 +76,7 @@ def export(
             release = source_of_clone(project, store, clone, release).name
         pinned = releases.load(project)[release or ""]
         if rows is not None:
-            stand = []
+            stand, made = [], stamp(project, pinned.name)
             for request in standings(
                 project,
                 cache,
@@ -84,7 +85,7 @@ def export(
                 known=known_needs(rows, pinned.name),
                 clone=clone,
             ):
-                write_rows(rows, [request], load_series(project, pinned.name))
+                write_rows(rows, [request], load_series(project, pinned.name), made)
                 stand += [dict(row) for row in requests_rows([request])]
             answer.data = {"requests": stand}
             answer.table(stand, ("step", "stands", "test"))

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack status`, `defects` and `site`: what the series and the checks show."""
 
+import subprocess
 from pathlib import Path
 
 from xpustack.base import releases
-from xpustack.core.errors import elsewhere
+from xpustack.core.errors import EnvironmentProblem, elsewhere
 from xpustack.core.project import Project
 from xpustack.pages import defects as listed
+from xpustack.pages import made
 from xpustack.pages import status as statuses
 from xpustack.pages.overview import overview
 from xpustack.pages.record import write_files
@@ -65,6 +67,29 @@ def defects(*, write: bool = False, offline: Offline = False, answer: Reply) -> 
     ]
     answer.data = {"defects": rows}
     answer.table(rows, ("defect", "release", "before", "after"))
+
+
+def renew(*, run: bool = False, answer: Reply) -> None:
+    """Show which rows of docs/data are of an earlier tree, and what makes them anew.
+
+    Args:
+        run: Run those commands, but for the ones that need a GPU: hours.
+    """
+    with working() as (project, _):
+        older = [age for age in made.ages(project) if age.older]
+        commands = list(dict.fromkeys(age.command for age in older))
+        answer.data = {"older": older, "commands": commands}
+        shown = ("table", "release", "current", "older", "since")
+        rows = [{name: getattr(age, name) for name in shown} for age in older]
+        answer.table(rows, shown)
+        for one in commands:
+            answer.say(f"next: {one}")
+            if run and subprocess.call(one, shell=True, cwd=project.root):
+                raise EnvironmentProblem(
+                    f"no new rows: this failed: {one}",
+                    path=project.root / made.TABLES,
+                    hint="xpustack renew",
+                )
 
 
 def site(*, to: Path = Path("build/site"), answer: Reply) -> None:

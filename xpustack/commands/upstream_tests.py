@@ -14,6 +14,7 @@ from xpustack.core.checkout import check_out
 from xpustack.core.errors import UsageError, concerning
 from xpustack.core.files import not_ours, vacant
 from xpustack.core.process import Runner
+from xpustack.pages.made import stamp
 from xpustack.series.apply import trees
 from xpustack.series.tree import BaseTree, StepTree
 from xpustack.steptest.material import Support
@@ -116,7 +117,10 @@ def upstream_tests(
     rows = vllm_tests.rows_of(found, pinned, step, device)
     nothing = vllm_tests.nothing_ran(found, pinned)
     if write and nothing is None:
-        vllm_tests.write_rows(project.root / vllm_tests.DATA, rows)
+        made = stamp(project, pinned.name)
+        vllm_tests.write_rows(
+            project.root / vllm_tests.DATA, [{**row, **made} for row in rows]
+        )
     answer.data = {"files": rows}
     shown = ("file", "passed_before", "passed_after", "changed", "not_run")
     answer.table(rows, shown)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The README's table: one row for each release, read from its series and its runs.
 
-A release has a step only if it has the fault that the step fixes, so its steps tell
-what the untouched release does. What the patched one does comes from the end-to-end run
-of the checkpoint in FP8 and MXFP4.
+What the untouched release does comes from the run of both side by side. What the
+patched one does comes from the run of a checkpoint in FP8 and MXFP4, if it was of the
+tree that the wheel is made of.
 """
 
 import re
@@ -14,23 +14,12 @@ from xpustack.core import markdown
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 from xpustack.pages.defects import LIST, Defect, defects, fixed
+from xpustack.pages.made import FOLDER, is_current
 from xpustack.pages.status import StepStatus, step_statuses
 
-HEADS = ("release", "untouched", "defects fixed", "patched", "MTP draft", "wheel")
-RUNS = "docs/data/checkpoints.csv"
-
-_UNTOUCHED = {
-    "platform-guards": "does not start",
-    "router-op": "stops at its first layer of experts",
-    "attention-decode": "serves, with wrong attention",
-}
-"""By the step that changes it: what serving with the untouched release does."""
-_DRAFT = {
-    "attention-layer": "missing → works",
-    "mtp-weights": "does not load → works",
-    "indexer-speculation": "wrong lengths → works",
-}
-"""By the step that changes it: speculation, untouched and patched."""
+HEADS = ("release", "untouched", "defects fixed", "patched", "wheel")
+RUNS = f"{FOLDER}/checkpoints.csv"
+SIDE_BY_SIDE = f"{FOLDER}/e2e.csv"
 
 
 def overview(project: Project, pinned: Releases) -> str:
@@ -42,19 +31,37 @@ def overview(project: Project, pinned: Releases) -> str:
     """
     statuses = step_statuses(project, pinned)
     listed = defects(project) if (project.root / LIST).is_file() else ()
-    runs = _runs(project)
+    untouched, patched = _untouched(project), _patched(project)
     rows = []
     for release in reversed(list(pinned)):
         steps = [status for status in statuses if status.release == release.name]
-        rows.append(_row(release, steps, listed, runs.get(release.name, "not run")))
+        before = untouched.get(release.name, "not run")
+        after = patched.get(release.name, "not run on this revision")
+        rows.append(_row(release, steps, listed, before, after))
     return markdown.table(HEADS, rows)
 
 
-def _runs(project: Project) -> dict[str, str]:
-    """By release: what its engine did with a checkpoint like Flash's."""
+def _untouched(project: Project) -> dict[str, str]:
+    """By release: how far the attention of the release alone is off, of each layer of
+    each request that was asked of both."""
+    found: dict[str, list[float]] = {}
+    for row in read_rows(project.root / SIDE_BY_SIDE):
+        figures = found.setdefault(row["release"], [])
+        if figure := row["core %, untouched"]:
+            figures.append(float(figure))
+    return {
+        release: f"attention off by {min(figures):.0f} to {max(figures):.0f} %"
+        if figures
+        else "does not start"
+        for release, figures in found.items()
+    }
+
+
+def _patched(project: Project) -> dict[str, str]:
+    """By release: what the engine of its tree did with a checkpoint like Flash's."""
     found = {}
     for row in read_rows(project.root / RUNS):
-        if row["checkpoint"] == "flash":
+        if row["checkpoint"] == "flash" and is_current(project, row):
             error = re.search(r"attention ([0-9.]+ %)", row["why"])
             off = f", attention off by {error[1]}" if error else ""
             found[row["release"]] = f"{row['verdict']}{off}"
@@ -65,19 +72,14 @@ def _row(
     release: Release,
     steps: Sequence[StepStatus],
     listed: Sequence[Defect],
+    untouched: str,
     patched: str,
 ) -> tuple[str, ...]:
-    slugs = {status.step for status in steps}
-    has = {(release.name, slug) for slug in slugs}
+    has = {(release.name, status.step) for status in steps}
     return (
         release.name,
-        _first(_UNTOUCHED, slugs) or "untested",
+        untouched,
         str(len(fixed(listed, release.name, has))),
         patched,
-        _first(_DRAFT, slugs) or "untested",
         f"`{release.version}+xpu.dsv4.{release.revision}`",
     )
-
-
-def _first(words: dict[str, str], slugs: set[str]) -> str | None:
-    return next((text for slug, text in words.items() if slug in slugs), None)

@@ -15,6 +15,7 @@ from xpustack.core import markdown
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text
+from xpustack.pages.made import TABLES, ages, ages_table
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.overlay import overlay_files
 from xpustack.series.patch import load_series
@@ -23,11 +24,15 @@ from xpustack.series.static import changed_lines, new_file_lines
 
 README = "README.md"
 STEPS = "docs/steps.md"
+FIGURES = "docs/e2e.md"
 DATA = "docs/data/steps.csv"
 SECTION = "status"
 """The README's generated section: one row for each release."""
 PARTS_SECTION = "steps"
 """The generated section of `docs/steps.md`: one row for each part of a layer."""
+
+AGES_SECTION = "trees"
+"""The generated section of `docs/e2e.md`: which tree gave which rows."""
 
 PARTS = Path(__file__).with_name("parts.toml")
 ELSEWHERE = "Elsewhere"
@@ -208,7 +213,13 @@ def pages(project: Project, releases: Releases, overview: str) -> dict[Path, str
     """
     statuses = step_statuses(project, releases)
     readme, page = project.root / README, project.root / STEPS
+    made = {}
+    if (project.root / TABLES).is_file():
+        figures = project.root / FIGURES
+        shown = ages_table(ages(project))
+        made[figures] = markdown.with_section(figures, AGES_SECTION, shown)
     return {
+        **made,
         readme: markdown.with_section(readme, SECTION, overview),
         page: markdown.with_section(page, PARTS_SECTION, parts_table(statuses)),
         project.root / DATA: steps_rows(statuses, releases.names),

@@ -2,7 +2,6 @@
 """Takes a release out of the stack, with all that it alone used. What is removed stays
 in git's history, and the pins say where."""
 
-import csv
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -165,14 +164,9 @@ def _beside(project: Project, stale: Iterable[StaleFile]) -> set[Path]:
 
 
 def _rows_without(project: Project, names: set[str]) -> Iterator[tuple[Path, str]]:
-    """The text of each file of rows that has rows, or a column, of the releases,
-    without them."""
+    """The text of each file of rows that has rows of the releases, without them."""
     for path in sorted((project.root / DATA).glob("*.csv")):
-        with open(path, encoding="utf-8", newline="") as file:
-            heads = next(csv.reader(file), [])
         rows = read_rows(path)
         kept = [row for row in rows if row.get(RELEASE) not in names]
-        columns = [head for head in heads if head not in names]
-        if len(kept) < len(rows) or len(columns) < len(heads):
-            shown = [{head: row[head] for head in columns} for row in kept]
-            yield path, csv_text(shown, columns)
+        if len(kept) < len(rows):
+            yield path, csv_text(kept, tuple(rows[0]))

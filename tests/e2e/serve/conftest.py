@@ -14,6 +14,7 @@ from e2e.serving import Engines
 from xpustack.base.releases import load
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text, read_rows
+from xpustack.pages.made import stamp
 
 TABLE = "docs/data/serve.csv"
 NOT_TRIED, FAILED = "not tried", "failed"
@@ -79,22 +80,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     project = Project.find(Path(__file__).parent)
     path = project.root / TABLE
-    known = {
-        (row["asked"], release): outcome
-        for row in read_rows(path)
-        for release, outcome in row.items()
-        if release != "asked"
-    }
-    known |= _found
-    path.write_text(
-        csv_text(
-            [
-                {"asked": asked}
-                | {
-                    release: known.get((asked, release), NOT_TRIED)
-                    for release in reversed(load(project).names)
-                }
-                for asked in dict.fromkeys(asked for asked, _ in known)
-            ]
-        )
-    )
+    known = {(row["asked"], row["release"]): row for row in read_rows(path)}
+    for (asked, release), outcome in _found.items():
+        row = {"release": release, "asked": asked, "outcome": outcome}
+        known[asked, release] = row | stamp(project, release)
+    asked = list(dict.fromkeys(asked for asked, _ in known))
+    names = list(reversed(load(project).names))
+    rows = [
+        known[one, release]
+        for release in names
+        for one in asked
+        if (one, release) in known
+    ]
+    path.write_text(csv_text(rows))

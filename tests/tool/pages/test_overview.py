@@ -9,6 +9,7 @@ from tiny_stack import TinyStack
 
 from xpustack.base import releases
 from xpustack.core.project import Project
+from xpustack.pages.made import tree_of
 from xpustack.pages.overview import overview
 from xpustack.pages.status import README, SECTION, pages
 
@@ -20,7 +21,9 @@ def readme() -> str:
     return (ROOT / README).read_text()
 
 
-def test_each_release_has_a_row_that_its_steps_fill(tmp_path: Path, tiny: TinyStack):
+def test_each_release_has_a_row_of_its_series_and_its_runs(
+    tmp_path: Path, tiny: TinyStack
+):
     stack = tiny.copy(tmp_path)
     stack.write(
         "tests/steps/defects.toml",
@@ -29,20 +32,22 @@ def test_each_release_has_a_row_that_its_steps_fill(tmp_path: Path, tiny: TinySt
         '[[defect]]\nid = "N1"\nwhat = "lower"\nstep = "raise-value"\n',
     )
     stack.write(
-        "docs/data/checkpoints.csv",
-        "release,checkpoint,what,verdict,why\nv2.0,pro,Pro,wrong,no\n"
-        'v2.0,flash,Flash,serves,"attention 0.2 %, output 0.1 %"\n',
+        "docs/data/e2e.csv",
+        'release,"core %, untouched"\nv2.0,35.52\nv2.0,174.6\nv1.0,\n',
     )
-    stack.add("platform-guards", {"vllm/guard.py": "# SPDX\n"}, "v1.0")
+    now = tree_of(stack.project, "v2.0")
+    served = 'flash,Flash,serves,"attention 0.2 %, output 0.1 %"'
+    runs = (
+        "release,checkpoint,what,verdict,why,tree_id\nv2.0,pro,Pro,wrong,no,\n"
+        f"v2.0,{served},{now}\nv1.0,{served},0123456789ab\n"
+    )
+    stack.write("docs/data/checkpoints.csv", runs)
     table = overview(stack.project, releases.load(stack.project))
     assert table.splitlines()[2:] == [
-        "| v2.0 | untested | 1 | serves, attention off by 0.2 % | untested"
-        " | `2.0+xpu.dsv4.1` |",
-        "| v1.0 | does not start | 1 | not run | untested | `1.0+xpu.dsv4.1` |",
+        "| v2.0 | attention off by 36 to 175 % | 1"
+        " | serves, attention off by 0.2 % | `2.0+xpu.dsv4.1` |",
+        "| v1.0 | does not start | 1 | not run on this revision | `1.0+xpu.dsv4.1` |",
     ]
-    stack.add("attention-decode", {"vllm/attend.py": "# SPDX\n"}, "v2.0")
-    newer = overview(stack.project, releases.load(stack.project)).splitlines()[2]
-    assert "| serves, with wrong attention |" in newer
 
 
 def test_the_readme_is_fresh(real_project: Project):

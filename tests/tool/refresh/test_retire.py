@@ -16,7 +16,6 @@ from xpustack.release.retired import checkout_of
 from xpustack.series.order import read_patches, unnamed
 
 ROWS = "release,found\nv1.0,old\nv2.0,new\n"
-GRID = "asked,v2.0,v1.0\nrow,right,wrong\n"
 
 
 def committed(stack: FakeStack) -> str:
@@ -45,7 +44,6 @@ def two(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
     stack.write("kernels/reference/decode.py", "")
     stack.write("tests/kernels/test_decode.py", "")
     stack.write("docs/data/rows.csv", ROWS)
-    stack.write("docs/data/grid.csv", GRID)
     stack.rederive()
     return stack
 
@@ -81,7 +79,6 @@ def test_what_it_alone_used_goes_with_it(two: FakeStack) -> None:
     assert order.read_text().startswith("# why\n")
     data = two.project.root / "docs/data"
     assert (data / "rows.csv").read_text() == "release,found\nv2.0,new\n"
-    assert (data / "grid.csv").read_text() == "asked,v2.0\nrow,right\n"
     pinned = load(two.project)
     assert pinned.names == ("v2.0",)
     assert [(old.name, old.commit) for old in pinned.retired] == [("v1.0", commit)]
