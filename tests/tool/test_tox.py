@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +53,18 @@ def test_what_shows_results_of_checks_has_the_packages_of_the_checks() -> None:
     """A stored result counts for the packages that made it."""
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini")
-    for name in ("steps", "apply-and-test", "site", "build", "export"):
+    for name in ("steps", "apply-and-test", "site", "export"):
         own = {"env_dir", "deps", "dependency_groups", "package", "runner"}
         assert not own & set(tox[f"testenv:{name}"]), name
+
+
+def test_a_build_installs_no_more_than_it_needs() -> None:
+    """The tool and what compiles: nothing that tests, lints or serves."""
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    own = tox["testenv:build"]
+    assert own["dependency_groups"] == "build"
+    assert own["env_dir"] != tox["testenv"]["env_dir"]
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    assert "torch" in groups["build"]
+    assert not {"sphinx", "mypy", "transformers", "triton"} & set(groups["build"])

@@ -15,7 +15,8 @@ TOX = """\
 #!/bin/sh
 echo "tox $*" >> "$LOG"
 [ -n "$MAKES" ] || exit 1
-mkdir -p .tox/shared/bin; cp "$MAKES" .tox/shared/bin/python
+case "$*" in *"-e build "*) folder=build ;; *) folder=shared ;; esac
+mkdir -p .tox/$folder/bin; cp "$MAKES" .tox/$folder/bin/python
 """
 PYTHON = """\
 #!/bin/sh
@@ -64,9 +65,18 @@ def test_the_first_call_makes_the_environment_and_the_second_does_not(checkout: 
         f"{checkout}: -m xpustack plan a b\n",
     ), done.stderr
     assert "making its environment" in done.stderr
+    assert log.read_text() == f"tox run -c {checkout} -e apply-and-test --notest\n"
+    for command in ("status", "build"):
+        done = call(checkout, command, tox=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_build_makes_the_small_environment(checkout: Path):
+    for command in ("build", "verify"):
+        assert call(checkout, command, "x").returncode == 0
+    log = checkout.parent / "log"
     assert log.read_text() == f"tox run -c {checkout} -e build --notest\n"
-    done = call(checkout, "status", tox=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert call(checkout, "plan", tox=False).returncode == 5
 
 
 def test_without_tox_it_says_what_to_install(checkout: Path):
@@ -78,7 +88,7 @@ def test_without_tox_it_says_what_to_install(checkout: Path):
 def test_an_environment_that_was_not_made_is_said(checkout: Path):
     done = call(checkout, "status", makes=False)
     assert done.returncode == 5
-    assert f"next: tox run -c {checkout} -e build --notest" in done.stderr
+    assert f"next: tox run -c {checkout} -e apply-and-test --notest" in done.stderr
 
 
 def test_it_runs_from_any_folder_and_through_a_link(tmp_path: Path):
