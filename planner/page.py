@@ -29,8 +29,6 @@ HEADS = (
     *("release", "devices", "split", "weights, GiB", "requests", "chunk"),
     *("host + pinned, GiB", "tokens/s, modelled", "limit, or why it does not start"),
 )
-SHOWN = 2
-"""Splits of a machine that the page has."""
 GIB = 1 << 30
 Row = dict[str, str]
 
@@ -66,14 +64,14 @@ def merged(known: Iterable[Row], new: Iterable[Row]) -> list[Row]:
 
 
 def shown(rows: Iterable[Row]) -> str:
-    """The page's table: of each machine the first splits that start, or those that lack
+    """The page's table: of each machine the first split that starts, or that lacks
     memory if none starts."""
     return table(
         HEADS,
         (
             _cells(row)
             for found in _by_machine(rows).values()
-            for row in (_starting(found) or _lacking(found))[:SHOWN]
+            for row in (_starting(found) or _lacking(found))[:1]
         ),
     )
 

@@ -18,6 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         help="with --device lowered: write each launch as a row of this CSV file",
     )
+    parser.addoption(
+        "--as-a-user",
+        action="store_true",
+        help="run also those blocks of the pages that take minutes, as a clean user",
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of docs/data/recipes.csv, as published and as the page writes them for
-XPU, up to the checks at start."""
+XPU, and those of docs/deploying.md, up to the checks at start."""
 
 import json
 import shlex
@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from fenced import block
 
 from e2e import checkpoint, dspark, vision
 from e2e.chat import ChatWriter
@@ -35,6 +36,18 @@ def command(row: dict[str, str], column: str = "command") -> list[Option]:
     vllm, serve, model, *arguments = shlex.split(row[column])
     assert (vllm, serve, model) == ("vllm", "serve", row["model"])
     return options(arguments)
+
+
+def of_the_page(name: str) -> tuple[str, list[Option]]:
+    """The model and the options of the server that a block of deploying.md starts."""
+    text = block("docs/deploying.md", name).replace("\\\n", " ")
+    line = next(line for line in text.splitlines() if "vllm serve " in line)
+    model, *given = shlex.split(line.partition("vllm serve ")[2])
+    assert model.startswith("/path/to/")
+    return model.replace("/path/to", "deepseek-ai"), options(given)
+
+
+PAGE = {name: of_the_page(name) for name in ("serve", "v41", "two-hosts")}
 
 
 def named(rule: Rule) -> str:
@@ -93,6 +106,8 @@ def found(
         for column in ("command", "on XPU")
     }
     commands |= {named(rule): arguments(*alone(rule)) for rule in REFUSING}
+    for name, (model, given) in PAGE.items():
+        commands[name] = arguments(model, given)
     return ends(engines, release, work, commands)
 
 
@@ -112,6 +127,12 @@ def test_a_recipe_starts(found: dict[str, str], row: dict[str, str]) -> None:
         assert any(rule.says in end for rule in refusing), end
     else:
         assert end == ""
+
+
+@pytest.mark.parametrize("name", PAGE)
+def test_a_command_of_the_page_starts(found: dict[str, str], name: str) -> None:
+    """Of docs/deploying.md."""
+    assert found[name] == ""
 
 
 @pytest.mark.parametrize("rule", REFUSING, ids=map(named, REFUSING))

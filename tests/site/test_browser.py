@@ -15,8 +15,14 @@ import pytest
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import WebDriverWait
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
+from planner import asked, choices
+from planner.checkpoints import NAMED
+from planner.trial import Attempt
+from xpustack.core.rows import read_rows
+
+ROOT = Path(__file__).parents[2]
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FOUND = BROWSER is not None and DRIVER is not None
 REQUIRED = os.environ.get("XPUSTACK_BROWSER") == "required"
@@ -27,8 +33,8 @@ pytestmark = pytest.mark.skipif(
 SPHINX = {"search.html", "genindex.html"}
 """Pages without content of ours; the search has a test of its own."""
 PHONE, DESK = 390, 1280
-TALLEST = 9000
-"""Pixels of a page in its picture."""
+TALLEST = 15_000
+"""Pixels of a page on a desk."""
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +121,9 @@ def test_every_page_loads_without_an_error_and_fits_the_screen(
         width = browser.execute_script("return document.documentElement.scrollWidth")
         if width > wide:
             faults.append(f"{page}: {width} pixels wide")
+        height = browser.execute_script("return document.documentElement.scrollHeight")
+        if wide == DESK and height > TALLEST:
+            faults.append(f"{page}: {height} pixels high")
         faults += [f"{page}: {what} is cut off" for what in cut_off(browser)]
         if folder:
             name = f"{page.replace('/', '-')}-{wide}.png"
@@ -139,8 +148,23 @@ def sort(browser: Chrome, table: int, column: int) -> None:
     browser.execute_script(script, table, column)
 
 
+def show_all(browser: Chrome) -> None:
+    """All rows of every table."""
+    for select in browser.find_elements(By.CSS_SELECTOR, ".dt-length select"):
+        Select(select).select_by_visible_text("All")
+
+
+def test_a_long_table_shows_its_first_rows_until_asked(browser: Chrome, site: Path):
+    open_page(browser, site, "machine_code")
+    assert len(cells(browser, 0, 0)) == 25
+    show_all(browser)
+    rows = read_rows(ROOT / "docs/data/machine_code.csv")
+    assert len(cells(browser, 0, 0)) == len(rows)
+
+
 def test_a_table_sorts_and_filters(browser: Chrome, site: Path):
     open_page(browser, site, "steps")
+    show_all(browser)
     before = cells(browser, 0, 0)
     sort(browser, 0, 0)
     up = cells(browser, 0, 0)
@@ -155,6 +179,7 @@ def test_a_table_sorts_and_filters(browser: Chrome, site: Path):
 
 def test_numbers_sort_as_numbers(browser: Chrome, site: Path):
     open_page(browser, site, "steps")
+    show_all(browser)
     sort(browser, 1, 3)
     lines = [int(text) for text in cells(browser, 1, 3)]
     assert lines == sorted(lines) and max(lines) > 99
@@ -182,7 +207,7 @@ def test_the_first_column_stays_in_sight(browser: Chrome, site: Path, page: str)
     open_page(browser, site, page, PHONE)
     moved, left, covered = browser.execute_script(
         "const table = document.querySelector('article table');"
-        "const box = table.parentElement; box.scrollLeft = 400;"
+        "const box = table.parentElement; box.scrollLeft = 150;"
         "const cells = [...table.tBodies[0].rows].slice(0, 20).map(r => r.cells[0]);"
         "const left = cells[0].getBoundingClientRect().left;"
         "const covered = cells.filter(cell => {"
@@ -195,7 +220,7 @@ def test_the_first_column_stays_in_sight(browser: Chrome, site: Path, page: str)
         "});"
         "return [box.scrollLeft, left, covered.map(cell => cell.textContent)]"
     )
-    assert moved == 400 and left >= 0
+    assert moved == 150 and left >= 0
     assert covered == []
 
 
@@ -234,4 +259,55 @@ def test_the_search_finds_a_page_from_the_disk(browser: Chrome, site: Path):
         lambda here: here.find_elements(By.CSS_SELECTOR, "#search-results li a")
     )
     links = browser.find_elements(By.CSS_SELECTOR, "#search-results li a")
-    assert any("deploying" in link.get_attribute("href") for link in links)
+    assert any("troubleshooting" in link.get_attribute("href") for link in links)
+
+
+PLANS = read_rows(ROOT / "docs/data/plans.csv")
+MACHINE = ("device", "count", "model", "context", "release")
+
+
+def told(browser: Chrome) -> list[str]:
+    """What the chooser's blocks say: a command each."""
+    blocks = browser.find_elements(By.CSS_SELECTOR, "#chooser pre")
+    return [" ".join(block.text.replace("\\", " ").split()) for block in blocks]
+
+
+def test_the_chooser_says_how_to_serve_each_machine(browser: Chrome, site: Path):
+    """The command of the planner, for the first split of the rows that starts."""
+    open_page(browser, site, "plans")
+    machines = dict.fromkeys(tuple(row[name] for name in MACHINE) for row in PLANS)
+    for machine in machines:
+        for name, value in zip(MACHINE, machine, strict=True):
+            field = browser.find_element(By.NAME, name)
+            Select(field).select_by_visible_text(value)
+        rows = [row for row in PLANS if tuple(row[n] for n in MACHINE) == machine]
+        splits = browser.find_elements(By.CSS_SELECTOR, "#chooser td:first-child")
+        assert [cell.text for cell in splits] == [row["split"] for row in rows]
+        *serves, plan = told(browser)
+        starting = [row for row in rows if not row["refused"]]
+        assert serves == [serve(row) for row in starting[:1]]
+        assert plan == plan_of(rows[0])
+
+
+def wanted(row: dict[str, str]) -> asked.Asked:
+    checkpoint = next(one for one in NAMED.values() if one.label == row["model"])
+    device = next(one for one in asked.DEVICES if one.name == row["device"])
+    load = (int(row[name]) for name in ("count", "context", "concurrency"))
+    return asked.Asked(checkpoint, device, *load)
+
+
+def serve(row: dict[str, str]) -> str:
+    """The command of `xpustack plan`."""
+    ranks, _, stages = row["split"].removeprefix("TP ").partition(", PP ")
+    chunk = int(row["chunk"])
+    attempt = Attempt(int(ranks), int(stages or 1), chunk, "", (), 0)
+    return choices.serve(wanted(row), attempt)
+
+
+def plan_of(row: dict[str, str]) -> str:
+    it = wanted(row)
+    return (
+        f"xpustack plan {row['release']} --model {it.checkpoint.name}"
+        f" --device {asked.short(it.device)} --count {it.count}"
+        f" --context {it.context} --concurrency {it.requests}"
+    )

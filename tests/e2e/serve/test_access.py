@@ -3,11 +3,14 @@
 its key; and its three probes, which run inside."""
 
 import json
+import os
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+from fenced import block
 from test_faults import NEVER, eventually
 
 from e2e import container
@@ -58,6 +61,22 @@ def statuses(server: Server, headers: dict[str, str] | None) -> dict[str, int]:
         route: server.send(*route.split(), body=body, headers=headers)[0]
         for route, (body, _) in ROUTES.items()
     }
+
+
+def test_the_readmes_question_is_answered(guarded: Container) -> None:
+    """Its block, with this server's address and model."""
+    asked = block("README.md", "ask")
+    for its, mine in (("127.0.0.1:8000", guarded.url), ('"/model"', f'"{MODEL}"')):
+        assert its in asked
+        asked = asked.replace(its, mine)
+    done = subprocess.run(
+        ["sh", "-e", "-c", asked],
+        env={"PATH": os.environ["PATH"], "VLLM_API_KEY": KEY},
+        capture_output=True,
+        text=True,
+    )
+    (choice,) = json.loads(done.stdout)["choices"]
+    assert choice["message"]["role"] == "assistant", done.stderr
 
 
 @pytest.mark.shows("ten routes without the key", "refused")

@@ -17,6 +17,7 @@ PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 DATA = sorted(path.name for path in (ROOT / "docs/data").glob("*.csv"))
 CAPABILITIES = read_rows(ROOT / "docs/data/capabilities.csv")
 MOST_ROWS = 22
+MOST_WORDS = {"README.md": 700, "all pages": 25_000}
 LONGEST_CELL = 220
 
 
@@ -34,6 +35,17 @@ def test_the_tables_of_a_page_are_short(page: str):
     assert max(map(len, found), default=0) <= MOST_ROWS
     cells = [cell for row in rows for cell in row.split("|")]
     assert max(map(len, cells), default=0) <= LONGEST_CELL
+
+
+def test_the_pages_can_be_read():
+    """Words are what has a letter or a digit, in tables and blocks as well."""
+    texts = {
+        name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")
+    }
+    texts |= {page: (ROOT / "docs" / page).read_text() for page in PAGES}
+    texts["all pages"] = " ".join(texts.values())
+    for name, most in MOST_WORDS.items():
+        assert sum(bool(re.search(r"\w", w)) for w in texts[name].split()) <= most, name
 
 
 @pytest.mark.parametrize("file", DATA)

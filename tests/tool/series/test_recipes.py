@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_stack import ATTENTION, FakeStack, edited
+from fenced import block
 
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
@@ -18,6 +19,7 @@ from xpustack.series.order import read_patches
 from xpustack.series.patch import load_series
 
 ROOT = Path(__file__).parents[3]
+PAGE = "CONTRIBUTING.md"
 REAL, STEP = "v0.33.0", "query-norm"
 
 
@@ -44,14 +46,6 @@ def real(tmp_path: Path, real_cache: Cache) -> RealStack:
     return RealStack(tmp_path, Project(project), real_cache)
 
 
-def block(kind: str) -> str:
-    """The fenced block of CONTRIBUTING.md that is marked with `kind`."""
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    match = re.search(rf"^```{kind}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert match is not None, kind
-    return match[1]
-
-
 def follow(
     stack: FakeStack | RealStack,
     name: str,
@@ -64,7 +58,7 @@ def follow(
     tools = stack.root / "tools"
     tools.mkdir()
     message = stack.root / "message"
-    message.write_text(block("text message"))
+    message.write_text(block(PAGE, "message"))
     scripts = {
         "xpustack": f'exec {sys.executable} -m xpustack "$@"',
         "edit": editor,
@@ -93,7 +87,7 @@ def follow(
         environment[f"GIT_{role}_NAME"] = "Me"
         environment[f"GIT_{role}_EMAIL"] = "me@localhost"
     done = subprocess.run(
-        ["sh", "-ex", "-c", block(f"sh {name}")],
+        ["sh", "-ex", "-c", block(PAGE, name)],
         cwd=stack.project.root,
         env=environment,
         stdout=subprocess.PIPE,

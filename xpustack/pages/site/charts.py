@@ -11,8 +11,24 @@ from pygal.style import Style
 
 Rows = Sequence[dict[str, str]]
 _DEVICE = "bmg"
-_MOST = 40
-"""Labels of a chart."""
+_MOST = 10
+"""Labels of a chart: twenty bars of two groups."""
+_WORDS = {
+    "candidates": "candidate blocks",
+    "decode": "decode attention",
+    "gather": "pages to rows",
+    "indexer_q": "indexer queries",
+    "insert": "insert into the cache",
+    "inv_rope": "inverse RoPE",
+    "logits": "indexer scores",
+    "mhc": "hyper-connections",
+    "norm": "norms of drafts",
+    "nvfp4": "NVFP4 weights",
+    "prefill": "prefill attention",
+    "range prefill": "prefill attention, few heads",
+    "topk": "chosen keys",
+}
+"""What people call an operation of the rows."""
 _OURS = ("ours", "patched", "This stack")
 _COLOUR = "#0b6bcb"
 _COLOURS = ("#c2410c", "#2a8c3c", "#888888", "#9b59d0")
@@ -82,25 +98,24 @@ class Chart:
 
 
 def machine_code(rows: Rows) -> Iterable[Chart]:
-    """Upstream's newest release beside this stack, the costliest operations first."""
+    """Upstream's newest release beside this stack: of each operation the costliest
+    kernel, and of those the costliest operations first."""
     releases = (row["by"] for row in rows if row["by"].startswith("Upstream"))
     shown = (*list(dict.fromkeys(releases))[-1:], "This stack")
     for title, key, unit in (
-        ("Instructions of one iteration of the longest loop", "loop", "instructions"),
-        ("Spilled registers", "spill", "bytes per hardware thread"),
+        ("Instructions of one turn of the longest loop", "loop", "instructions"),
+        ("Bytes that registers cannot hold", "spill", "bytes of a hardware thread"),
     ):
-        chart = Chart(f"{title}, {_DEVICE}", unit)
+        chart = Chart(f"{title}: the costliest kernel, on an Arc Pro B60", unit)
         mine = [
             row
             for row in rows
             if row["by"] in shown and row["device"] == _DEVICE and float(row[key]) > 0
         ]
         mine.sort(key=lambda row: -float(row[key]))
-        labels = dict.fromkeys(f"{row['op']}: {row['calls']}" for row in mine)
-        shown_labels = list(labels)[:_MOST]
-        # Of an operation with several kernels the costliest is shown.
+        labels = list(dict.fromkeys(_WORDS.get(row["op"], row["op"]) for row in mine))
         for row in mine:
-            if (label := f"{row['op']}: {row['calls']}") in shown_labels:
+            if (label := _WORDS.get(row["op"], row["op"])) in labels[:_MOST]:
                 chart.groups[row["by"]].setdefault(label, float(row[key]))
         yield chart
 
@@ -114,22 +129,24 @@ def benchmark(rows: Rows) -> Iterable[Chart]:
         if not time or row["note"].startswith("WRONG"):
             continue
         op, heads, keys = shape = row["op"], row["heads"], row["keys"]
-        title = op + (f", {heads} heads" if heads else "")
+        title = _WORDS.get(op, op) + (f", {heads} heads" if heads else "")
         title += f", {int(keys):,} keys" if keys else ""
-        chart = charts.setdefault(shape, Chart(title, "µs", lines=True))
+        chart = charts.setdefault(shape, Chart(title, "microseconds", lines=True))
         chart.groups[row["candidate"]][row["tokens"]] = float(time)
     return (chart for chart in charts.values() if len(chart.labels()) > 1)
 
 
 def xpu_path(rows: Rows) -> Iterable[Chart]:
-    """Attention, untouched and patched: decode for each release, and prefill."""
+    """Attention, untouched and patched: decode for each release and context, and
+    prefill."""
     charts: dict[str, Chart] = {}
     for row in rows:
         if row["part"] != "attention":
             continue
         tokens = f"{int(row['tokens']):,} tokens"
         if row["kind"] == "decode":
-            title, label = f"Decode, {row['release']}", f"{row['batch']} at {tokens}"
+            title = f"Decode, {row['release']}, requests of {tokens}"
+            label = f"{row['batch']} at a time"
         else:
             title, label = row["kind"].capitalize(), f"{row['release']}, {tokens}"
         chart = charts.setdefault(title, Chart(title, "microseconds of one step"))

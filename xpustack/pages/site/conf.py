@@ -7,7 +7,7 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["datatables.css", "site.css"]
-html_js_files = ["datatables.js", "tables.js"]
+html_js_files = ["datatables.js", "chooser.js", "tables.js"]
 html_copy_source = False
 html_show_sourcelink = False
 # Code blocks may quote fragments that a lexer cannot parse.

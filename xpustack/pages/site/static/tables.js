@@ -1,8 +1,10 @@
-// Makes tables sortable and filterable, folds long cells, and colours states.
+// Makes tables sortable and filterable, shows long ones by pages, folds long cells, and
+// colours states.
 "use strict";
 
 const LONG = 220;
 const FEW = 6;
+const PAGE = 25;
 const GOOD = /^(green|fixed|serves)\b/;
 const BAD = /^(broken|wrong|does not apply)\b/;
 const NONE = /^(absent|refuses|unknown|not )/;
@@ -27,7 +29,8 @@ function colour(cell) {
 
 async function enhance() {
   const tables = [...document.querySelectorAll("article table")].filter(
-    (table) => table.tHead && table.tBodies[0] && table.tBodies[0].rows.length >= FEW,
+    (table) =>
+      !table.closest("#chooser") && table.tHead && table.tBodies[0]?.rows.length >= FEW,
   );
   for (const table of tables)
     for (const cell of table.querySelectorAll("tbody td")) {
@@ -42,10 +45,15 @@ async function enhance() {
       if (!regular) continue;
       new DataTable(table, {
         order: [],
-        paging: false,
+        paging: table.tBodies[0].rows.length > PAGE,
+        pageLength: PAGE,
+        lengthMenu: [
+          [PAGE, 100, -1],
+          [PAGE, 100, "All"],
+        ],
         info: true,
         autoWidth: false,
-        language: { search: "Filter:" },
+        language: { search: "Filter:", lengthMenu: "_MENU_ rows" },
       });
     }
   }
