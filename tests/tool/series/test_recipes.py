@@ -53,6 +53,7 @@ def follow(
     sequence: str = "true",
     slug: str = "first",
     release: str = "v1.0",
+    file: str = "vllm/attention.py",
 ) -> str:
     """Run a recipe with scripted editors; return what it printed."""
     tools = stack.root / "tools"
@@ -79,6 +80,8 @@ def follow(
         "THERE": str(stack.root / "there"),
         "MESSAGE": str(message),
         "SLUG": slug,
+        "FILE": file,
+        "KERNEL": "kernels/xpu_dsv4/decode.py",
         "EDITOR": "edit",
         "GIT_EDITOR": "true",
         "GIT_SEQUENCE_EDITOR": "arrange",
@@ -167,9 +170,8 @@ def test_change_on_the_real_series(real: RealStack) -> None:
     module = re.search(r"^\+\+\+ b/(\S+)$", before[STEP], re.MULTILINE)
     comment = re.search(r"^\+ +# (.*)$", before[STEP], re.MULTILINE)
     assert module is not None and comment is not None
-    said = f"s/{comment[1]}/{comment[1]} So be it./"
-    editor = f'sed -i "{said}" {real.root / "work" / module[1]}'
-    follow(real, "change", editor, slug=STEP, release=REAL)
+    editor = f'sed -i "s/{comment[1]}/{comment[1]} So be it./" "$1"'
+    follow(real, "change", editor, slug=STEP, release=REAL, file=module[1])
     after = read_patches(real.project, REAL)
     assert list(after) == list(before)
     assert "So be it." in after[STEP].read_text()
