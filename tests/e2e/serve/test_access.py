@@ -64,9 +64,13 @@ def statuses(server: Server, headers: dict[str, str] | None) -> dict[str, int]:
 
 
 def test_the_readmes_question_is_answered(guarded: Container) -> None:
-    """Its block, with this server's address and model."""
+    """Its block, with this server's address and model, and an answer of few tokens."""
     asked = block("README.md", "ask")
-    for its, mine in (("127.0.0.1:8000", guarded.url), ('"/model"', f'"{MODEL}"')):
+    for its, mine in (
+        ("127.0.0.1:8000", guarded.url),
+        ('"/model"', f'"{MODEL}"'),
+        ('"messages"', '"max_tokens": 4, "messages"'),
+    ):
         assert its in asked
         asked = asked.replace(its, mine)
     done = subprocess.run(
