@@ -8,6 +8,8 @@ import sys
 import venv
 from pathlib import Path
 
+from xpustack.core.files import link_or_copy
+
 ROOT = Path(__file__).parents[3]
 PASSED_ON = ("PIP_", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "http_proxy", "https_proxy")
 LIMIT = 1200.0
@@ -34,7 +36,7 @@ class CleanUser:
         (self.checkout / ".tox/shared").symlink_to(sys.prefix)
         self.cache = folder / "cache"
         if sdists.is_dir():
-            shutil.copytree(sdists, self.cache / "sdists", copy_function=os.link)
+            shutil.copytree(sdists, self.cache / "sdists", copy_function=link_or_copy)
         self.python = folder / "venv"
         self._printed: dict[str, tuple[int, str]] = {}
 
