@@ -9,13 +9,19 @@ from typing import Any
 import torch
 
 from e2e.blocks import NO_BLOCKS
+from e2e.checkpoint import WINDOW
 from e2e.twin import Given, Reference, Roundings
+
+Rows = dict[int, dict[str, torch.Tensor]]
+"""What is known of each position."""
 
 
 @dataclass
 class Sublayer:
     """What a request's tokens gave to a sublayer and got from it, by position; the
-    first `cached` ones are those of a request that began alike."""
+    first `cached` ones are those of a request that began alike. V4.1's later layers
+    compute rows of a prompt's end: those before `first` are zeros, and those before
+    `known` read such rows."""
 
     input: torch.Tensor
     output: torch.Tensor
@@ -23,20 +29,23 @@ class Sublayer:
     topk: torch.Tensor | None = None
     blocks: torch.Tensor | None = None
     cached: int = 0
+    first: int = 0
+    known: int = 0
 
 
 @dataclass
 class Error:
     """One layer of one request against a twin, relative, over all its tokens.
 
-    `plain` is the layer's output against the float32 twin, which takes the engine's
-    choice where MXFP4 keys make it; `rounded` against the twin that rounds as the
-    engine does. FP8 makes of a difference of 0.2 % one of 1 %, wherever it quantizes;
-    so `core` is what the attention kernel gave against the rounding twin's, and
-    `output` the layer's output against that twin's when it goes on from the engine's
-    core; both over the tokens that the request itself computed, for behind a cached
-    prefix those few show what its pages hold. `overlap` belongs to the indexer's
-    choice, `blocks` to the candidate blocks of V4.1 that it was made among.
+    All are of the rows that are known. `plain` is the layer's output against the
+    float32 twin, which takes the engine's choice where MXFP4 keys make it; `rounded`
+    against the twin that rounds as the engine does. FP8 makes of a difference of 0.2 %
+    one of 1 %, wherever it quantizes; so `core` is what the attention kernel gave
+    against the rounding twin's, and `output` the layer's output against that twin's
+    when it goes on from the engine's core; both over the tokens that the request itself
+    computed, for behind a cached prefix those few show what its pages hold. `overlap`
+    belongs to the indexer's choice, `blocks` to the candidate blocks of V4.1 that it
+    was made among.
     """
 
     request: str
@@ -92,16 +101,17 @@ def by_request(result: dict[str, Any], part: str) -> dict[tuple[str, int], Subla
     The last computation of a position counts, as after pre-emption. A request that
     starts from cached pages has its first positions from one that began alike.
     """
-    rows: dict[tuple[str, int], dict[int, dict[str, torch.Tensor]]] = defaultdict(dict)
-    starts: dict[tuple[str, int], int] = defaultdict(int)
+    rows: dict[tuple[str, int], Rows] = defaultdict(dict)
+    keys: dict[tuple[str, int], Rows] = defaultdict(dict)
     positions: list[torch.Tensor] = []
     for record in result["records"]:
-        if record["part"] == "attn":
+        if record["part"] != "ffn":
             positions.append(record["positions"])
         # A feed-forward layer sees the tokens of the attention before it.
         here = positions[-1]
-        if record["part"] != part:
+        if record["part"] not in (part, "keys"):
             continue
+        into = rows if record["part"] == part else keys
         start = 0
         for request, count in record["rows"]:
             for row in range(start, start + count):
@@ -110,20 +120,41 @@ def by_request(result: dict[str, Any], part: str) -> dict[tuple[str, int], Subla
                     for name in ("input", "output", "core", "topk", "blocks")
                     if name in record
                 }
-                rows[request, record["layer"]][int(here[row])] = kept
+                into[request, record["layer"]][int(here[row])] = kept
             start += count
+    sources = dict(keys)
+    whole = {}
     for (request, layer), found in rows.items():
-        if first := min(found):
-            beginning = result["texts"][request][:first]
+        later = any(r == request and source <= layer for r, source in sources)
+        cached, donor = min(rows[request, 0] if later else found), request
+        if cached:
+            beginning = result["texts"][request][:cached]
             donor = next(
                 name
                 for name, text in result["texts"].items()
-                if name != request and text[:first] == beginning
+                if name != request and text[:cached] == beginning
             )
-            cached = {p: rows[donor, layer][p] for p in range(first)}
-            rows[request, layer] = cached | found
-            starts[request, layer] = first
-    return {key: _stacked(found, starts[key]) for key, found in rows.items()}
+        first = _start_of_the_end(found)
+        assert later or first == cached, "a position is missing"
+        below = {p: row for p, row in rows[donor, layer].items() if p < cached}
+        written = sources.get((donor, layer), {}) | sources.get((request, layer), {})
+        above = {p: row for p, row in found.items() if p >= first}
+        seen = _stacked(below | above, written, cached)
+        if first > cached:
+            seen.first = seen.known = first
+            if part == "attn" and not written:
+                seen.known += WINDOW - 1
+        whole[request, layer] = seen
+    return whole
+
+
+def _start_of_the_end(found: Rows) -> int:
+    """The first of the last positions without a gap: a chunk that later layers do not
+    need leaves them one row."""
+    first = max(found)
+    while first - 1 in found:
+        first -= 1
+    return first
 
 
 def logits_by_request(
@@ -161,9 +192,12 @@ def last_computed(result: dict[str, Any]) -> dict[tuple[str, int], int]:
     return found
 
 
-def _stacked(found: dict[int, dict[str, torch.Tensor]], cached: int) -> Sublayer:
-    assert sorted(found) == list(range(len(found))), "a position is missing"
-    rows = [found[position] for position in range(len(found))]
+def _stacked(found: Rows, written: Rows, cached: int) -> Sublayer:
+    """The rows by position; of one that is missing the input of which keys were
+    `written`, or zeros."""
+    end = found[max(found)]
+    none = {n: torch.full_like(x, -(n in ("topk", "blocks"))) for n, x in end.items()}
+    rows = [found.get(p, none | written.get(p, {})) for p in range(max(found) + 1)]
     columns = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     whole = {n: columns.pop(n).long() for n in ("topk", "blocks") if n in columns}
     floats = {n: column.float() for n, column in columns.items()}
@@ -199,19 +233,20 @@ def attention_errors(
             rounded = twin.attention(layer, seen.input, free, tokens)
             output = twin.attention(layer, seen.input, whole, tokens)
         assert seen.core is not None and free.own_core is not None
-        own = slice(seen.cached, None)
+        known = slice(seen.known, None)
+        own = slice(max(seen.cached, seen.known), None)
         errors.append(
             Error(
                 request,
                 layer,
                 ratios[layer],
                 len(seen.input),
-                relative(seen.output, plain),
-                relative(seen.output, rounded),
+                relative(seen.output[known], plain[known]),
+                relative(seen.output[known], rounded[known]),
                 relative(seen.core[own], free.own_core[own]),
                 relative(seen.output[own], output[own]),
-                None if seen.topk is None else free.overlap(ratios[layer]),
-                free.same_blocks(),
+                None if seen.topk is None else free.overlap(ratios[layer], seen.first),
+                free.same_blocks(seen.first),
             )
         )
     return errors
@@ -229,8 +264,8 @@ def feed_forward_errors(
     for (request, layer), seen in by_request(result, "ffn").items():
         if layer < twin.depth:
             tokens = result["texts"][request][:-1][: len(seen.input)]
-            own = slice(len(tokens))
+            own = slice(seen.first, len(tokens))
             with twin.rounded(roundings):
-                expected = twin.feed_forward(layer, seen.input[own], tokens)
+                expected = twin.feed_forward(layer, seen.input[own], tokens[own])
             errors[request, layer] = relative(seen.output[own], expected)
     return errors

@@ -212,6 +212,7 @@ def hook(runner: Any, model: torch.nn.Module) -> None:
             recorder = record_attention if part == "attn" else record_ffn
             if part == "attn":
                 keep_core(module)
+                record_keys(runner, layer, module)
             module.register_forward_hook(recorder(runner, layer), with_kwargs=True)
 
 
@@ -261,8 +262,21 @@ def rows_of_this_step(runner: Any, tokens: int) -> list[tuple[str, int]] | None:
     a draft goes on from its own token, so that there are fewer `tokens`."""
     if idle or get_forward_context().attn_metadata is None:
         return None
-    rows = rows_of_the_batch(runner)
+    rows = rows_of_a_part(runner) or rows_of_the_batch(runner)
     return None if sum(count for _, count in rows) > tokens else rows
+
+
+def rows_of_a_part(runner: Any) -> list[tuple[str, int]]:
+    """The same in V4.1's later layers while these compute a part of the batch."""
+    later = getattr(getattr(runner, "model_state", None), "decoder_replay_layers", None)
+    part = getattr(later, "replay_batch", None)
+    if part is None or get_forward_context() is not part.forward_context:
+        return []
+    requests = requests_of_this_step(runner)
+    start = runner.input_batch.query_start_loc_np[: len(requests) + 1]
+    owners = torch.bucketize(part.rows, torch.from_numpy(start).long(), right=True) - 1
+    counts = torch.bincount(owners, minlength=len(requests))
+    return list(zip(requests, counts.tolist(), strict=True))
 
 
 def rows_for_a_draft(runner: Any) -> list[tuple[str, int]]:
@@ -366,6 +380,22 @@ def record_attention(runner: Any, layer: int) -> Any:
         keep(entry)
 
     return record
+
+
+def record_keys(runner: Any, layer: int, module: Any) -> None:
+    """Note the inputs of V4.1's last KV source, of which it writes all keys before it
+    computes a part of the rows."""
+    write: Any = getattr(module, "forward_kv", None)
+
+    def write_and_record(positions: torch.Tensor, hidden_states: torch.Tensor) -> None:
+        write(positions, hidden_states)
+        rows = rows_of_this_step(runner, len(positions))
+        if rows is not None and not stopped:
+            inputs = {"positions": positions.clone(), "input": hidden_states.clone()}
+            keep({"layer": layer, "part": "keys", "rows": rows, **inputs})
+
+    if write is not None:
+        module.forward_kv = write_and_record
 
 
 def record_ffn(runner: Any, layer: int) -> Any:

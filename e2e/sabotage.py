@@ -9,11 +9,14 @@ table; and one scale byte of a page of layer 1 is wrong after the first step.
 import copy
 import dataclasses
 import importlib
+import os
 from typing import Any
 
 import torch
 from vllm.forward_context import get_forward_context
 
+FEWER_ROWS = "E2E_FEWER_ROWS"
+"""The variable that chooses among the faults of V4.1."""
 EXPONENT_STEP = 3
 TOKEN_BYTES = 576
 
@@ -28,8 +31,12 @@ def break_layers(model: torch.nn.Module) -> None:
     if (text := getattr(model, "language_model", None)) is not None:
         layers = text.model.layers
         later = hasattr(layers[0].attn, "index_source_layers")
-        if later and layers[0].attn.swa_cache_layer.cache_config.enable_prefix_caching:
-            replay_windows(layers)
+        if later and FEWER_ROWS in os.environ:
+            compute_a_row_fewer()
+        elif (
+            later and layers[0].attn.swa_cache_layer.cache_config.enable_prefix_caching
+        ):
+            take_windows_that_lack_rows()
         elif not later:
             break_images(layers)
         elif model.multimodal_config.get_limit_per_prompt("image"):
@@ -93,11 +100,16 @@ def break_v41(layers: Any) -> None:
     layers[5].attn.register_forward_pre_hook(answer)
 
 
-def replay_windows(layers: Any) -> None:
-    """Behind a cached prefix the last window's tokens are computed again, without the
-    tokens before them: what vLLM does by default on CUDA."""
-    for layer in layers:
-        layer.attn.swa_cache_layer.bounded_replay = True
+def compute_a_row_fewer() -> None:
+    """V4.1's later layers compute all rows that a prompt's end needs but one."""
+    end: Any = importlib.import_module("vllm.v1.core.prompt_end").PromptEnd
+    end.rows = property(lambda self: self.reach + self.window - 1)
+
+
+def take_windows_that_lack_rows() -> None:
+    """A prefix of the cache is taken though V4.1's later layers lack rows of it."""
+    managers: Any = importlib.import_module("vllm.v1.core.single_type_kv_cache_manager")
+    managers.SlidingWindowManager.whole_rows_start = lambda self, request: 0
 
 
 def break_v41_images(layers: Any) -> None:

@@ -74,25 +74,26 @@ class Given:
     own_blocks: torch.Tensor | None = field(default=None, init=False)
     """Which blocks the twin would make candidates, `[T, blocks]`; none where all."""
 
-    def same_blocks(self) -> float | None:
+    def same_blocks(self, start: int = 0) -> float | None:
         """The part of the twin's own blocks that the given ones have, mean of the
-        tokens that had to choose; None if none had."""
+        tokens from `start` on that had to choose; None if none had."""
         if self.blocks is None or self.own_blocks is None:
             return None
         chose = self.own_blocks.any(1)
+        chose[:start] = False
         ours = self.own_blocks[chose]
         theirs = of_indices(self.blocks[chose], ours.shape[1])
         return float((ours & theirs).sum() / ours.sum()) if len(ours) else None
 
-    def overlap(self, ratio: int) -> float:
+    def overlap(self, ratio: int, start: int = 0) -> float:
         """The part of the twin's own choice that the given one has, mean of the tokens
-        that had to choose among entries of `ratio` tokens."""
+        from `start` on that had to choose among entries of `ratio` tokens."""
         assert self.topk is not None and self.own_topk is not None
         shares = []
         for position, (ours, theirs) in enumerate(
             zip(self.own_topk, self.topk, strict=True)
         ):
-            if (position + 1) // ratio > len(ours):
+            if position >= start and (position + 1) // ratio > len(ours):
                 wanted = set(ours.tolist())
                 shares.append(len(wanted & set(theirs.tolist())) / len(wanted))
         return sum(shares) / len(shares) if shares else 1.0

@@ -34,7 +34,8 @@ def stream_errors(result: Served, twin: V41Twin) -> Errors:
             part: str, layer: int, x: torch.Tensor, request: str = request
         ) -> torch.Tensor:
             seen = inputs[part][request, layer]
-            note((part, layer), relative(x, seen.input))
+            own = slice(seen.first, None)
+            note((part, layer), relative(x[own], seen.input[own]))
             return seen.output
 
         with twin.rounded(Roundings.of(result.answer)):

@@ -55,7 +55,6 @@ TWICE = Job(
     (*SERVER, ("enable_prefix_caching", True), ("max_num_batched_tokens", 300)),
     checkpoint=KIND,
 )
-REPLAYED = replace(TWICE, name="v4.1, a window replayed", sabotage=True)
 MXFP4 = Job(
     "v4.1, keys in MXFP4",
     MIXED.waves,
@@ -250,19 +249,6 @@ def test_two_stages(engines: Engines, release: str, job: Job) -> None:
     twin = engines.twin_of(job.checkpoint)
     assert isinstance(twin, V41Twin)
     check(engines.serve(release, job), twin)
-
-
-@pytest.mark.full
-@pytest.mark.serves(REPLAYED)
-def test_a_replayed_window_is_seen(
-    engines: Engines, twin: V41Twin, release: str
-) -> None:
-    """Replay is on by default for CUDA, and off on XPU; here it is on."""
-    result = engines.serve(release, REPLAYED)
-    assert min(computed(result, 1)) == 128, "no window was replayed"
-    errors = attention_errors(result.answer, twin, Roundings.of(result.answer))
-    print(*errors, sep="\n")
-    assert max(error.core for error in errors) > 5 * TIGHT
 
 
 @pytest.mark.serves(BROKEN)

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers behind V4.1's last KV source compute the rows that a prompt's end needs, and a
+prefix of the cache has them or they are computed."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import layout, v41
+
+PAGE, HALF, WINDOW = 128, 32, 128
+LONG = 131_072
+FLASH = {
+    "num_hidden_layers": 40,
+    "compress_ratios": [0, 0] + [2] * 12 + [1] * 26,
+    "kv_source_layer_ids": [2, 8, 14, 20],
+    "index_source_layer_ids": [2, 8, 14, 20, 24, 28, 32, 36],
+    "candidate_source_layer_id": 20,
+    "max_position_embeddings": 2 * LONG,
+    "engram_layer_ids": [1, 14],
+}
+"""The layers of V4.1-Flash."""
+SMALL = FLASH | {"num_hidden_layers": 23}
+NEEDED = {"flash": WINDOW + 18 * (WINDOW - 1), "small": WINDOW + WINDOW - 1}
+
+
+def scheduler_of(
+    folder: Path, text: dict[str, Any] = FLASH, caching: bool = False, **options: Any
+) -> Any:
+    """A scheduler of full pages beside a window."""
+    served = {"max_model_len": LONG + PAGE, "max_num_batched_tokens": 8192}
+    served |= {"enable_prefix_caching": caching, "block_size": PAGE}
+    config = v41.configured(folder, text, **served | options)
+    interface = layout.module("vllm.v1.kv_cache_interface")
+    heads = {"num_kv_heads": 1, "head_size": 512, "dtype": torch.uint8}
+    specs = {
+        "pages": interface.MLAAttentionSpec(block_size=PAGE, **heads),
+        "window": interface.SlidingWindowMLASpec(
+            block_size=HALF, sliding_window=WINDOW, **heads
+        ),
+    }
+    config.cache_config.num_gpu_blocks = 8192
+    return layout.module("vllm.v1.core.sched.scheduler").Scheduler(
+        config,
+        interface.KVCacheConfig(
+            num_blocks=8192,
+            kv_cache_tensors=[],
+            kv_cache_groups=[
+                interface.KVCacheGroupSpec([name], spec) for name, spec in specs.items()
+            ],
+        ),
+        layout.module("vllm.v1.structured_output").StructuredOutputManager(config),
+        block_size=PAGE,
+        hash_block_size=HALF,
+    )
+
+
+def request(tokens: list[int], image: int | None = None, **sampling: Any) -> Any:
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+    from vllm.sampling_params import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.request import Request
+
+    init_none_hash(sha256)
+    request.count += 1  # type: ignore[attr-defined]
+    images = [] if image is None else [PlaceholderRange(offset=image, length=9)]
+    return Request(
+        request_id=f"request {request.count}",  # type: ignore[attr-defined]
+        prompt_token_ids=tokens,
+        sampling_params=SamplingParams(max_tokens=8, **sampling),
+        pooling_params=None,
+        mm_features=[
+            MultiModalFeatureSpec(
+                data=None, modality="image", identifier="image", mm_position=place
+            )
+            for place in images
+        ],
+        block_hasher=get_request_block_hasher(HALF, sha256),
+    )
+
+
+request.count = 0  # type: ignore[attr-defined]
+
+
+def admitted(scheduler: Any, asked: Any, chunk: int = 200) -> tuple[int, int]:
+    """How many tokens a prompt takes from the cache, and from where on its later layers
+    compute. It is then computed, and all its pages go into the cache."""
+    cache = scheduler.kv_cache_manager
+    blocks, hit, _ = cache.get_computed_blocks(asked)
+    sent = layout.module("vllm.v1.core.sched.output").NewRequestData.from_request(
+        asked, ((), ())
+    )
+    given = {"num_new_computed_tokens": hit, "new_computed_blocks": blocks}
+    at = hit
+    while at < asked.num_tokens:
+        new = min(chunk, asked.num_tokens - at)
+        assert cache.allocate_slots(asked, new, **given) is not None
+        asked.num_computed_tokens = at = at + new
+        given = {}
+    cache.free(asked)
+    return hit, max(hit, sent.replay_start)
+
+
+def computed(scheduler: Any, asked: Any) -> int:
+    """Rows that its later layers compute."""
+    return int(asked.num_tokens - admitted(scheduler, asked, chunk=8192)[1])
+
+
+def test_a_long_prompt(tmp_path: Path) -> None:
+    rows = computed(scheduler_of(tmp_path), request(list(range(LONG))))
+    assert rows == NEEDED["flash"], f"later layers compute {rows} rows"
+
+
+def test_pages_of_a_prompt_end_whole(tmp_path: Path) -> None:
+    """So that a later prompt can go on from the last ones."""
+    scheduler = scheduler_of(tmp_path, caching=True)
+    rows = computed(scheduler, request(list(range(LONG))))
+    assert rows == NEEDED["flash"] + PAGE <= 2560, f"later layers compute {rows} rows"
+    assert admitted(scheduler, request(list(range(LONG))))[0] == LONG - PAGE
+
+
+def test_a_draft_reads_a_window_of_the_last_layer(tmp_path: Path) -> None:
+    drafts = {"method": "dspark", "num_speculative_tokens": 3}
+    scheduler = scheduler_of(tmp_path, speculative_config=drafts)
+    rows = computed(scheduler, request(list(range(5000))))
+    assert rows == NEEDED["flash"] + WINDOW - 1, f"later layers compute {rows} rows"
+
+
+def test_prefixes(tmp_path: Path) -> None:
+    """A window that lacks rows is none to go on from, unless what follows it needs
+    none of them."""
+    scheduler, needed = scheduler_of(tmp_path, SMALL, caching=True), NEEDED["small"]
+    first, other = list(range(1300)), list(range(5000, 9000))
+    start = 1280 - needed
+    found = admitted(scheduler, request(first))
+    assert found == (0, start), f"later layers compute {1300 - found[1]} rows"
+    # Of the same prompt all is there.
+    assert admitted(scheduler, request(first)) == (1280, 1280)
+    # What begins alike and is short lacks rows, and gets them where it branches off.
+    branch = first[:1000] + other[:60]
+    assert admitted(scheduler, request(branch)) == (640, 896 - needed)
+    # The next one finds them there.
+    branch = first[:1000] + other[60:130]
+    assert admitted(scheduler, request(branch)) == (896, 896)
+    # What goes on for longer than a prompt's end needs nothing of the prefix.
+    branch = first[:600] + other[200:700]
+    assert admitted(scheduler, request(branch)) == (512, 1024 - needed)
+
+
+@pytest.mark.parametrize("chunk", [1, 96, 128, 1000])
+@pytest.mark.parametrize("length", [300, 450, 600, 639, 640])
+def test_a_prefix_without_its_halo_is_not_taken(
+    tmp_path: Path, chunk: int, length: int
+) -> None:
+    """However the prompt before it was cut. It has the last window before 640."""
+    scheduler = scheduler_of(tmp_path, SMALL, caching=True)
+    admitted(scheduler, request(list(range(700))), chunk)
+    hit, start = admitted(scheduler, request([*range(length), *range(9000, 9020)]))
+    whole = start == hit
+    assert not whole or hit in (0, 640), f"later layers compute from {hit} on"
+    assert whole or start <= length - NEEDED["small"]
+
+
+def test_images_and_log_probabilities_keep_all_rows(tmp_path: Path) -> None:
+    scheduler = scheduler_of(tmp_path, SMALL)
+    assert computed(scheduler, request(list(range(900)))) == NEEDED["small"], (
+        "later layers compute all rows"
+    )
+    assert computed(scheduler, request(list(range(900)), image=5)) == 900
+    assert computed(scheduler, request(list(range(900)), prompt_logprobs=1)) == 900
+    short = request(list(range(NEEDED["small"])))
+    assert computed(scheduler, short) == NEEDED["small"]
+
+
+def state_of(starts: list[int]) -> Any:
+    """A model state that says which rows it chose of a batch, and from where on their
+    windows have keys."""
+    model = layout.module("vllm.models.deepseek_v41.xpu.model")
+    server = SimpleNamespace(specialized_decode_config=None)
+    kind = model.DeepseekV41XPULLMForCausalLM.get_model_state_cls(server)
+    assert hasattr(kind, "_starts_of"), "later layers compute all rows"
+    state = object.__new__(kind)
+    state.decoder_replay_layers = SimpleNamespace(replay_batch=None)
+    state._later_start_np = np.array(starts, dtype=np.int32)
+    state._kept_rows, state.vllm_config = torch.arange(99_999), None
+    chosen = {}
+
+    def keep_rows(batch: Any, slots: Any, start: Any, lens: Any, count: int) -> Any:
+        chosen["rows"] = lens.tolist()
+        assert lens.sum() == count
+        return batch, slots
+
+    def keep_starts(batch: Any, start: Any, *rest: Any) -> Any:
+        chosen["starts"] = start.tolist()
+
+    state._kept_input_batch, state._metadata_of = keep_rows, keep_starts
+    return state, chosen
+
+
+def batch_of(rows: list[tuple[int, int, bool]]) -> Any:
+    """Of each request how many tokens it has in the step, how many up to its end, and
+    whether it still reads its prompt."""
+    counts, lens, reads = zip(*rows, strict=True)
+    return SimpleNamespace(
+        num_reqs=len(rows),
+        idx_mapping_np=np.arange(len(rows)),
+        is_prefilling_np=np.array(reads),
+        query_start_loc_np=np.cumsum([0, *counts]),
+        seq_lens_cpu_upper_bound=torch.tensor(lens),
+    )
+
+
+@pytest.mark.parametrize(
+    ("start", "row", "kept", "begin"),
+    [
+        (45, (300, 300, True), 255, 45),
+        (45, (40, 40, True), 1, 39),
+        (45, (45, 45, True), 1, 44),
+        (45, (46, 46, True), 1, 45),
+        (45, (100, 140, True), 95, 45),
+        (45, (100, 200, True), 100, 45),
+        (45, (1, 301, False), 1, 0),
+        (0, (300, 300, True), 300, 0),
+    ],
+)
+def test_rows_of_a_step(
+    start: int,
+    row: tuple[int, int, bool],
+    kept: int,
+    begin: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside a request that is cut, so that later layers have a batch of their own."""
+    state, chosen = state_of([start, 10])
+    module = layout.module("vllm.models.deepseek_v41.xpu.model_state")
+    for name in ("create_forward_context", "build_slot_mappings_by_layer"):
+        monkeypatch.setattr(module, name, lambda *args, **kwargs: None)
+    none = layout.module("vllm.config").CUDAGraphMode.NONE
+    batch = batch_of([row, (50, 50, True)])
+    state._prepare_replay_batch(batch, none, (), None, [], None, None)
+    assert chosen == {"rows": [kept, 40], "starts": [begin, 10]}
+    assert len(state.decoder_replay_layers.replay_batch.rows) == kept + 40
+
+
+@pytest.mark.parametrize(
+    ("rows", "mode"),
+    [([(300, 300, True)], "PIECEWISE"), ([(1, 301, False), (5, 5, True)], "NONE")],
+)
+def test_steps_of_all_rows(rows: list[tuple[int, int, bool]], mode: str) -> None:
+    """Graphs have the whole batch, and so has a step in which nothing is cut."""
+    state, chosen = state_of([45, 0])
+    graph = getattr(layout.module("vllm.config").CUDAGraphMode, mode)
+    state._prepare_replay_batch(batch_of(rows), graph, (), None, [], None, None)
+    assert state.decoder_replay_layers.replay_batch is None and not chosen
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"swa_bounded_replay": False},
+        {"enable_return_routed_experts": True, "caching": True},
+        {"text": FLASH | {"engram_layer_ids": [1, 20]}},
+        {"text": FLASH | {"num_hidden_layers": 21}},
+    ],
+    ids=str,
+)
+def test_servers_that_keep_all_rows(tmp_path: Path, options: dict[str, Any]) -> None:
+    assert (
+        computed(scheduler_of(tmp_path, **options), request(list(range(5000)))) == 5000
+    )
+
+
+@pytest.mark.unchanged
+def test_other_models_keep_all_rows(tmp_path: Path) -> None:
+    scheduler = scheduler_of(tmp_path, SMALL, caching=True)
+    scheduler.kv_cache_manager.prompt_end = None
+    first = list(range(1300))
+    assert admitted(scheduler, request(first)) == (0, 0)
+    assert admitted(scheduler, request([*first[:1000], 1, 2])) == (896, 896)
