@@ -190,6 +190,15 @@ class V41(dspark.DSpark):
             self.plain(f"{name}.{part}", values)
 
 
+class Narrow(V41):
+    """The same with shorter windows: a prompt's end needs fewer rows."""
+
+    window = 32
+
+    def described(self) -> dict[str, Any]:
+        return super().described() | {"sliding_window": self.window}
+
+
 class EngramOfTwoStages(V41):
     """The same with a table on either side of the second KV source."""
 

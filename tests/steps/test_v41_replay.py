@@ -258,6 +258,32 @@ def test_steps_of_all_rows(rows: list[tuple[int, int, bool]], mode: str) -> None
     assert state.decoder_replay_layers.replay_batch is None and not chosen
 
 
+def test_graphs_have_keys_of_the_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The windows of later layers begin where these have keys; nothing else changes."""
+    state, _ = state_of([45])
+    swa = layout.module("vllm.v1.attention.backends.mla.sparse_swa")
+    names = ["early", "source", "later", "entries"]
+    state.decoder_replay_layers = SimpleNamespace(
+        metadata_prefixes={"source", "later", "entries"}, first_swa_prefix="source"
+    )
+    window = object.__new__(swa.DeepseekSparseSWAMetadata)
+    state._metadata_of = lambda *_: dict.fromkeys(names, window) | {"entries": None}
+    nvidia = layout.module("vllm.models.deepseek_v41.nvidia.model_state")
+    whole = dict.fromkeys(names, "whole")
+    monkeypatch.setattr(
+        nvidia.DeepseekV41ModelState, "prepare_attn", lambda *args, **kwargs: whole
+    )
+    modes = layout.module("vllm.config").CUDAGraphMode
+
+    def prepared(mode: Any, row: tuple[int, int, bool]) -> Any:
+        return state.prepare_attn(batch_of([row]), mode, (), None, [], None)
+
+    reading, written = (100, 140, True), (1, 301, False)
+    assert prepared(modes.PIECEWISE, reading) == whole | {"later": window}
+    assert prepared(modes.PIECEWISE, written) == whole
+    assert prepared(modes.FULL, reading) == whole
+
+
 @pytest.mark.unchanged
 @pytest.mark.parametrize(
     "options",

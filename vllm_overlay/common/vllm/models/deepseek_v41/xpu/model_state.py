@@ -14,6 +14,7 @@ from vllm.models.deepseek_v41.nvidia.model_state import (
     DeepseekV41ModelState,
     ReplayAttnMetadata,
 )
+from vllm.v1.attention.backends.mla.sparse_swa import DeepseekSparseSWAMetadata
 from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
@@ -86,8 +87,12 @@ class DeepseekV41XPUModelState(DeepseekV41ModelState):
             attn_groups,
             kv_cache_config,
         )
-        del later[layers.first_swa_prefix]
-        return attn_metadata | later
+        windows = {
+            name: later[name]
+            for name in layers.metadata_prefixes - {layers.first_swa_prefix}
+            if isinstance(later[name], DeepseekSparseSWAMetadata)
+        }
+        return attn_metadata | windows
 
     def _starts_of(self, input_batch: InputBatch) -> np.ndarray:
         """From where later layers have keys, `[num_reqs]`; 0 for a request that has
