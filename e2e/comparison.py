@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from e2e.blocks import NO_BLOCKS
-from e2e.checkpoint import WINDOW
 from e2e.twin import Given, Reference, Roundings
 
 Rows = dict[int, dict[str, torch.Tensor]]
@@ -20,8 +19,8 @@ Rows = dict[int, dict[str, torch.Tensor]]
 class Sublayer:
     """What a request's tokens gave to a sublayer and got from it, by position; the
     first `cached` ones are those of a request that began alike. V4.1's later layers
-    compute rows of a prompt's end: those before `first` are zeros, and those before
-    `known` read such rows."""
+    compute rows of a prompt's end: those before `first` are zeros, and `keyless` if no
+    keys were made of them either."""
 
     input: torch.Tensor
     output: torch.Tensor
@@ -30,7 +29,7 @@ class Sublayer:
     blocks: torch.Tensor | None = None
     cached: int = 0
     first: int = 0
-    known: int = 0
+    keyless: bool = False
 
 
 @dataclass
@@ -141,9 +140,7 @@ def by_request(result: dict[str, Any], part: str) -> dict[tuple[str, int], Subla
         above = {p: row for p, row in found.items() if p >= first}
         seen = _stacked(below | above, written, cached)
         if first > cached:
-            seen.first = seen.known = first
-            if part == "attn" and not written:
-                seen.known += WINDOW - 1
+            seen.first, seen.keyless = first, not written
         whole[request, layer] = seen
     return whole
 
@@ -233,8 +230,8 @@ def attention_errors(
             rounded = twin.attention(layer, seen.input, free, tokens)
             output = twin.attention(layer, seen.input, whole, tokens)
         assert seen.core is not None and free.own_core is not None
-        known = slice(seen.known, None)
-        own = slice(max(seen.cached, seen.known), None)
+        first = seen.first + (twin.window - 1 if seen.keyless else 0)
+        known, own = slice(first, None), slice(max(seen.cached, first), None)
         errors.append(
             Error(
                 request,

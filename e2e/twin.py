@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as modeling
 
 from e2e import rounding
+from e2e.checkpoint import WINDOW
 from e2e.rounding import Rounding
 
 RATIO = 4
@@ -112,6 +113,8 @@ class Reference:
 
     depth: int
     """Layers, without those of a draft."""
+    window = WINDOW
+    """Tokens that a layer sees besides the entries, its own included."""
 
     def look_at(self, result: Any) -> None:
         """Learn what an engine chose where the twin's own choice says nothing."""

@@ -51,6 +51,7 @@ class V41Twin(Reference):
         known = engram.compressed(v41.texts(self.config["vocab_size"]))
         self.hashes = engram.Hashes(layers, tuple(known))
         self.depth = int(self.config["num_hidden_layers"])
+        self.window = int(self.config["sliding_window"])
         self._inputs: dict[int, torch.Tensor] = {}
         self._chosen: dict[Key, dict[int, Given]] = {}
         """What an engine chose in each layer of a text."""
@@ -212,7 +213,7 @@ class V41Twin(Reference):
     def near(self, positions: torch.Tensor) -> torch.Tensor:
         """Which tokens each sees in its window, `[T, T]`."""
         distance = positions[:, None] - positions
-        return (distance >= 0) & (distance < self.config["sliding_window"])
+        return (distance >= 0) & (distance < self.window)
 
     def _core(
         self, q: torch.Tensor, keys: torch.Tensor, seen: torch.Tensor, sink: str

@@ -14,11 +14,12 @@ import pytest
 import torch
 from test_dspark import METHOD
 from test_scenarios import computed
-from test_v41 import split
+from test_v41 import check_layers, split
 
 from e2e.serving import Engines, Job, Prompt, Served
 from e2e.v41 import KV_SOURCES, RATIOS, SERVER, Narrow
 from e2e.v41_draft import contexts_of
+from e2e.v41_twin import V41Twin
 
 pytestmark = [pytest.mark.newest, pytest.mark.full]
 
@@ -147,6 +148,9 @@ def test_a_prompt_leaves_later_layers_its_end(engines: Engines, release: str) ->
     for layer in range(SOURCE):
         assert read(result, 0, layer) == list(range(LENGTH))
     check(result)
+    twin = engines.twin_of(KIND)
+    assert isinstance(twin, V41Twin)
+    check_layers(result, twin)
 
 
 @pytest.mark.serves(TWO_RANKS, TWO_STAGES)
