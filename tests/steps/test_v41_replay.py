@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import layout, v41
+from helpers import compilations, layout, v41
 
 PAGE, HALF, WINDOW = 128, 32, 128
 LONG = 131_072
@@ -282,6 +282,39 @@ def test_graphs_have_keys_of_the_end_alone(monkeypatch: pytest.MonkeyPatch) -> N
     assert prepared(modes.PIECEWISE, reading) == whole | {"later": window}
     assert prepared(modes.PIECEWISE, written) == whole
     assert prepared(modes.FULL, reading) == whole
+
+
+def test_the_insert_of_keys_is_compiled_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the last KV source, for the rows that it does not compute."""
+    length = 4096
+    config = v41.configured(tmp_path, max_model_len=length, enforce_eager=False)
+    warmup = layout.module("vllm.model_executor.warmup.jit_warmup")
+    registry = warmup.JitWarmupRegistry(config)
+    with registry.activate():
+        layers = v41.built(config).language_model.model.layers
+    for layer in layers:
+        layer.attn.swa_cache_layer.kv_cache = torch.zeros(
+            (3, HALF, 584), dtype=torch.uint8, device=layout.device()
+        )
+        if layer.attn.compressor is not None:
+            layer.attn.kv_cache = layer.attn.swa_cache_layer.kv_cache
+        if layer.attn.indexer is not None:
+            layer.attn.indexer.k_cache.kv_cache = torch.zeros(
+                (3, PAGE // layer.attn.compress_ratio, 132),
+                dtype=torch.uint8,
+                device=layout.device(),
+            )
+    before = compilations.warmed_up(registry, monkeypatch)
+    attn, rows = layers[2].attn, torch.arange(5, device=layout.device())
+    window = SimpleNamespace(slot_mapping=rows, block_size=HALF)
+    kv = torch.zeros(5, 512, dtype=torch.bfloat16, device=layout.device())
+    with compilations.compiled(monkeypatch, launch=False) as needed:
+        attn._fused_qnorm_rope_kv_insert(
+            kv.new_empty(5, 0, 512), kv, rows, {attn.swa_cache_layer.prefix: window}
+        )
+    assert needed and needed <= before, "later layers compute keys by a new kernel"
 
 
 @pytest.mark.unchanged
