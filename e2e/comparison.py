@@ -128,18 +128,25 @@ def by_request(result: dict[str, Any], part: str) -> dict[tuple[str, int], Subla
         cached, donor = min(rows[request, 0] if later else found), request
         if cached:
             beginning = result["texts"][request][:cached]
-            donor = next(
+            donors = (
                 name
                 for name, text in result["texts"].items()
                 if name != request and text[:cached] == beginning
             )
+            donor = max(
+                donors,
+                key=lambda n: sum(p < cached for p in rows.get((n, layer), ())),
+            )
         first = _start_of_the_end(found)
         assert later or first == cached, "a position is missing"
         below = {p: row for p, row in rows[donor, layer].items() if p < cached}
+        if below and first == cached:
+            first = _start_of_the_end(below)
+        assert sources or not first, "a position is missing"
         written = sources.get((donor, layer), {}) | sources.get((request, layer), {})
         above = {p: row for p, row in found.items() if p >= first}
         seen = _stacked(below | above, written, cached)
-        if first > cached:
+        if first:
             seen.first, seen.keyless = first, not written
         whole[request, layer] = seen
     return whole
