@@ -46,7 +46,8 @@ class PromptEnd:
         if get_pp_indices(layers, stages - 1, stages)[0] > source:
             return None
         window, depth = config.sliding_window, layers - 1 - source
-        if depth < 1 or any(layer >= source for layer in config.engram_layer_ids):
+        engram = getattr(config, "engram_layer_ids", None) or ()
+        if depth < 1 or any(layer >= source for layer in engram):
             return None
         # The first later layer reads rows of the source, which has all of them. A draft
         # reads a window of what the last one gives.
