@@ -28,7 +28,11 @@ NEEDED = {"flash": WINDOW + 18 * (WINDOW - 1), "small": WINDOW + WINDOW - 1}
 
 
 def scheduler_of(
-    folder: Path, text: dict[str, Any] = FLASH, caching: bool = False, **options: Any
+    folder: Path,
+    text: dict[str, Any] = FLASH,
+    caching: bool = False,
+    retention: int | None = None,
+    **options: Any,
 ) -> Any:
     """A scheduler of full pages beside a window."""
     served = {"max_model_len": LONG + PAGE, "max_num_batched_tokens": 8192}
@@ -48,6 +52,7 @@ def scheduler_of(
         interface.KVCacheConfig(
             num_blocks=8192,
             kv_cache_tensors=[],
+            prefix_cache_retention_interval=retention,
             kv_cache_groups=[
                 interface.KVCacheGroupSpec([name], spec) for name, spec in specs.items()
             ],
@@ -90,7 +95,7 @@ def admitted(scheduler: Any, asked: Any, chunk: int = 200) -> tuple[int, int]:
     """How many tokens a prompt takes from the cache, and from where on its later layers
     compute. It is then computed, and all its pages go into the cache."""
     cache = scheduler.kv_cache_manager
-    blocks, hit, _ = cache.get_computed_blocks(asked)
+    blocks, hit, asked.shared_prefix_boundary = cache.get_computed_blocks(asked)
     sent = layout.module("vllm.v1.core.sched.output").NewRequestData.from_request(
         asked, ((), ())
     )
@@ -149,6 +154,20 @@ def test_prefixes(tmp_path: Path) -> None:
     # What goes on for longer than a prompt's end needs nothing of the prefix.
     branch = first[:600] + other[200:700]
     assert admitted(scheduler, request(branch)) == (512, 1024 - needed)
+
+
+def test_a_branch_where_windows_are_not_kept(tmp_path: Path) -> None:
+    """By default windows are kept at the end of a prompt and where a second one
+    branches off, which has the rows that the next one needs there."""
+    scheduler = scheduler_of(tmp_path, SMALL, caching=True, retention=0)
+    first, other = list(range(1300)), list(range(5000, 9000))
+    admitted(scheduler, request(first))
+    branch = request(first[:1000] + other[:900])
+    found = admitted(scheduler, branch)
+    assert found == (0, 896 - NEEDED["small"]), f"later layers compute from {found} on"
+    assert branch.shared_prefix_boundary == 896
+    branch = first[:1000] + other[900:960]
+    assert admitted(scheduler, request(branch)) == (896, 896)
 
 
 @pytest.mark.parametrize("chunk", [1, 96, 128, 1000])
