@@ -66,7 +66,7 @@ WRITERS = {
     "v4.1, Engram of two stages": v41.EngramOfTwoStages,
     "v4.1 with images": v41_vision.Images,
     "v4.1 that chats": v41_chat.Chat,
-    "v4.1, windows of 32": v41.Narrow,
+    "v4.1, windows of 64": v41.Narrow,
 }
 """Those of the checkpoints that a job may name."""
 

@@ -193,7 +193,7 @@ class V41(dspark.DSpark):
 class Narrow(V41):
     """The same with shorter windows: a prompt's end needs fewer rows."""
 
-    window = 32
+    window = 64
 
     def described(self) -> dict[str, Any]:
         return super().described() | {"sliding_window": self.window}
