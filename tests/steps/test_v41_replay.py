@@ -171,7 +171,7 @@ def test_a_branch_where_windows_are_not_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 96, 128, 1000])
-@pytest.mark.parametrize("length", [300, 450, 600, 639, 640])
+@pytest.mark.parametrize("length", [300, 450, 600, 639])
 def test_a_prefix_without_its_halo_is_not_taken(
     tmp_path: Path, chunk: int, length: int
 ) -> None:
@@ -180,7 +180,7 @@ def test_a_prefix_without_its_halo_is_not_taken(
     admitted(scheduler, request(list(range(700))), chunk)
     hit, start = admitted(scheduler, request([*range(length), *range(9000, 9020)]))
     whole = start == hit
-    assert not whole or hit in (0, 640), f"later layers compute from {hit} on"
+    assert not whole or not hit, f"later layers compute from {hit} on"
     assert whole or start <= length - NEEDED["small"]
 
 
