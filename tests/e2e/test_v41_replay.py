@@ -14,9 +14,12 @@ import pytest
 import torch
 from test_dspark import METHOD
 from test_scenarios import computed
-from test_v41 import check_layers, split
+from test_v41 import split
 
+from e2e.checks import ROUNDED, TIGHT
+from e2e.comparison import attention_errors
 from e2e.serving import Engines, Job, Prompt, Served
+from e2e.twin import Roundings
 from e2e.v41 import KV_SOURCES, RATIOS, SERVER, Narrow
 from e2e.v41_draft import contexts_of
 from e2e.v41_twin import V41Twin
@@ -158,7 +161,11 @@ def test_a_prompt_leaves_later_layers_its_end(engines: Engines, release: str) ->
     check(result)
     twin = engines.twin_of(KIND)
     assert isinstance(twin, V41Twin)
-    check_layers(result, twin)
+    twin.look_at(result)
+    # Of these few rows float32 is as far as chance will have it.
+    for error in attention_errors(result.answer, twin, Roundings.of(result.answer)):
+        print(error)
+        assert max(error.core, error.output) <= TIGHT and error.rounded <= ROUNDED
 
 
 @pytest.mark.serves(TWO_RANKS, TWO_STAGES)
