@@ -19,6 +19,8 @@ LANES = 16
 """Columns of a tile: lanes of a sub-group, and columns of a matrix instruction."""
 TILE_K = MXFP4_BLOCK
 """Values of a column in a tile, all under one scale."""
+TILE_BYTES = TILE_K // 2
+"""Bytes of a column in a tile."""
 WORDS = 4
 """Words of eight codes that a lane holds of a tile."""
 

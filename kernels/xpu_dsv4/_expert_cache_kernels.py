@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""Which experts of host memory go to which slots of the device, and the copy."""
+
+from ._triton import tl, triton
+
+NEVER = 2**62
+"""A clock that no slot reaches."""
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_pairs",
+        "topk",
+        "num_experts",
+        "num_slots",
+        "num_entries",
+        "ids_stride",
+    ]
+)
+def _assign_kernel(
+    ids_ptr,
+    slot_of_ptr,
+    expert_of_ptr,
+    used_ptr,
+    counts_ptr,
+    waiting_ptr,
+    here_ptr,
+    fetched_experts_ptr,
+    fetched_slots_ptr,
+    num_pairs,
+    topk,
+    num_experts,
+    num_slots,
+    num_entries,
+    ids_stride,
+    IS_FIRST: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    NEVER: tl.constexpr = NEVER,
+):
+    """One program: the slots of a wave's experts.
+
+    In the first wave an expert is needed if `ids` have it, later if it waits. Those
+    that have a slot keep it; the others, lowest first, take the slots that were used
+    longest ago, the lowest first, and wait if none is left.
+    """
+    expert_offs = tl.arange(0, BLOCK_E)  # [BLOCK_E]
+    slot_offs = tl.arange(0, BLOCK_S)  # [BLOCK_S]
+    is_expert = expert_offs < num_experts
+    is_slot = slot_offs < num_slots
+    slots = tl.load(slot_of_ptr + expert_offs, mask=is_expert, other=-1)
+    # Two below zero, so that no id, nor the expert of an empty slot, is equal.
+    held = tl.load(expert_of_ptr + slot_offs, mask=is_slot, other=-2)
+    busy = tl.zeros([BLOCK_S], tl.int32)
+    if IS_FIRST:
+        needed = tl.zeros([BLOCK_E], tl.int32)
+        for start in range(0, num_pairs, CHUNK):
+            pairs = start + tl.arange(0, CHUNK)  # [CHUNK]
+            id_ptrs = ids_ptr + (pairs // topk).to(tl.int64) * ids_stride
+            id_ptrs += pairs % topk
+            ids = tl.load(id_ptrs, mask=pairs < num_pairs, other=-1)
+            ids = tl.where((ids >= 0) & (ids < num_experts), ids, -3).to(tl.int32)
+            # [CHUNK, BLOCK_E], [CHUNK, BLOCK_S]
+            chosen = (ids[:, None] == expert_offs[None, :]).to(tl.int32)
+            found = (ids[:, None] == held[None, :]).to(tl.int32)
+            needed = tl.maximum(needed, tl.max(chosen, 0))
+            busy = tl.maximum(busy, tl.max(found, 0))
+    else:
+        needed = tl.load(waiting_ptr + expert_offs, mask=is_expert, other=0)
+    here = tl.where(needed != 0, slots, -1)  # [BLOCK_E]
+    missing = tl.where(slots < 0, needed, 0)  # [BLOCK_E]
+    hits = tl.sum(busy, 0)
+    fetched = tl.minimum(tl.sum(missing, 0), num_slots - hits)
+    clock = tl.load(counts_ptr) + 1
+    used = tl.load(used_ptr + slot_offs, mask=is_slot, other=NEVER)  # [BLOCK_S] int64
+    ages = tl.where(busy != 0, NEVER, used)
+    for entry in range(0, fetched):
+        expert = tl.min(tl.where(missing != 0, expert_offs, BLOCK_E), 0)
+        oldest = tl.min(ages, 0)
+        slot = tl.min(tl.where(ages == oldest, slot_offs, BLOCK_S), 0)
+        victim = tl.max(tl.where(slot_offs == slot, held, -2), 0)
+        slots = tl.where(expert_offs == victim, -1, slots)
+        slots = tl.where(expert_offs == expert, slot, slots)
+        here = tl.where(expert_offs == expert, slot, here)
+        missing = tl.where(expert_offs == expert, 0, missing)
+        held = tl.where(slot_offs == slot, expert, held)
+        busy = tl.where(slot_offs == slot, 1, busy)
+        ages = tl.where(slot_offs == slot, NEVER, ages)
+        tl.store(fetched_experts_ptr + entry, expert)
+        tl.store(fetched_slots_ptr + entry, slot)
+    empty = (slot_offs >= fetched) & (slot_offs < num_entries)
+    tl.store(fetched_experts_ptr + slot_offs, -1, mask=empty)
+    tl.store(slot_of_ptr + expert_offs, slots, mask=is_expert)
+    tl.store(here_ptr + expert_offs, here, mask=is_expert)
+    tl.store(waiting_ptr + expert_offs, missing, mask=is_expert)
+    tl.store(expert_of_ptr + slot_offs, held, mask=is_slot)
+    used = tl.where(busy != 0, clock, used)
+    tl.store(used_ptr + slot_offs, used, mask=is_slot)
+    tl.store(counts_ptr, clock)
+    tl.store(counts_ptr + 1, tl.load(counts_ptr + 1) + hits)
+    tl.store(counts_ptr + 2, tl.load(counts_ptr + 2) + fetched)
+
+
+@triton.jit
+def _copy(
+    host_ptr,
+    slots_ptr,
+    expert,
+    slot,
+    block,
+    WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A block of an expert's words."""
+    word_offs = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
+    word_mask = word_offs < WORDS
+    host_ptrs = host_ptr + expert.to(tl.int64) * WORDS + word_offs
+    words = tl.load(host_ptrs, mask=word_mask, other=0)  # [BLOCK]
+    slots_ptrs = slots_ptr + slot.to(tl.int64) * WORDS + word_offs
+    tl.store(slots_ptrs, words, mask=word_mask)
+
+
+@triton.jit
+def _fetch_kernel(
+    host_w13_ptr,
+    host_w13_scale_ptr,
+    host_w2_ptr,
+    host_w2_scale_ptr,
+    w13_ptr,
+    w13_scale_ptr,
+    w2_ptr,
+    w2_scale_ptr,
+    fetched_experts_ptr,
+    fetched_slots_ptr,
+    W13: tl.constexpr,
+    W13_SCALE: tl.constexpr,
+    W2: tl.constexpr,
+    W2_SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A block of words of one of an expert's four tensors, of `W13` to `W2_SCALE`
+    words of 8 bytes."""
+    END_13: tl.constexpr = (W13 + BLOCK - 1) // BLOCK
+    END_13_SCALE: tl.constexpr = END_13 + (W13_SCALE + BLOCK - 1) // BLOCK
+    END_2: tl.constexpr = END_13_SCALE + (W2 + BLOCK - 1) // BLOCK
+    block = tl.program_id(0)
+    expert = tl.load(fetched_experts_ptr + tl.program_id(1))
+    if expert >= 0:
+        slot = tl.load(fetched_slots_ptr + tl.program_id(1))
+        if block < END_13:
+            _copy(host_w13_ptr, w13_ptr, expert, slot, block, W13, BLOCK)
+        elif block < END_13_SCALE:
+            block -= END_13
+            _copy(
+                host_w13_scale_ptr,
+                w13_scale_ptr,
+                expert,
+                slot,
+                block,
+                W13_SCALE,
+                BLOCK,
+            )
+        elif block < END_2:
+            block -= END_13_SCALE
+            _copy(host_w2_ptr, w2_ptr, expert, slot, block, W2, BLOCK)
+        else:
+            block -= END_2
+            _copy(host_w2_scale_ptr, w2_scale_ptr, expert, slot, block, W2_SCALE, BLOCK)
