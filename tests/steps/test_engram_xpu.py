@@ -16,6 +16,7 @@ from helpers import layout, model_configs
 
 ENGRAM = "vllm.models.deepseek_v41.common.engram"
 OWN = f"{ENGRAM}_xpu"
+HOST_MEMORY = "vllm.utils.host_memory"
 CPU_GATHER = "VLLM_XPU_ENGRAM_CPU_GATHER"
 DIM, QUANT_BLOCK = 64, 32
 HEADS, NGRAM = 8, 4
@@ -344,7 +345,7 @@ def test_a_container_s_limit_counts(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In GiB, of a host with 100 of them."""
-    if not importlib.util.find_spec(OWN):
+    if not importlib.util.find_spec(HOST_MEMORY):
         pytest.fail("tables over the limit were not refused")
     own, folders, left = LIMITS[case]
     (tmp_path / "own").write_text(own + "\n" if own else "")
@@ -356,7 +357,7 @@ def test_a_container_s_limit_counts(
         (there / usage).write_text(f"{int(used) << 30}\n")
         name = "total_inactive_file" if "limit" in limit else "inactive_file"
         (there / "memory.stat").write_text(f"anon 5\n{name} {CACHED}\n")
-    module = layout.module(OWN)
+    module = layout.module(HOST_MEMORY)
     monkeypatch.setattr(module, "CGROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(module, "OWN_CGROUP", tmp_path / "own")
     host = SimpleNamespace(available=100 << 30)

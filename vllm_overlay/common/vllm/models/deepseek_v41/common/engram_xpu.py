@@ -3,10 +3,8 @@
 """Engram on XPU: what is refused, whether the tables fit, where their rows lie in host
 memory, and a gather by the CPU."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 from torch import nn
 
@@ -15,6 +13,7 @@ from vllm.config import CUDAGraphMode, ParallelConfig, VllmConfig
 from vllm.distributed import get_engram_dp_size, get_pp_group
 from vllm.distributed.utils import get_pp_indices
 from vllm.logger import init_logger
+from vllm.utils.host_memory import BOOT_ID, free_host_memory
 from vllm.utils.math_utils import cdiv, next_power_of_2
 from vllm.utils.mem_constants import GiB_bytes
 from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor
@@ -33,10 +32,6 @@ PIECE_STEP = 4096
 """Rows of a piece are a multiple: the kernel is compiled for their number."""
 _ONE, _SCALE_OF_ONE = 0x38, 127
 """The codes of one in E4M3 and UE8M0."""
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUP = Path("/proc/self/cgroup")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Names the host: containers of one share its memory, whatever they are called."""
 
 
 def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) -> None:
@@ -129,45 +124,6 @@ def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) ->
             f"{free / GiB_bytes:.2f} GiB are free: {(needed - free) / GiB_bytes:.2f} "
             f"GiB are missing; {instead}"
         )
-
-
-def free_host_memory() -> int:
-    """Bytes that this process may still take: of the host, and of the memory limits of
-    its cgroup and of those around it, whichever is least. A container may see the files
-    of its own cgroup as those of the root."""
-    free = [psutil.virtual_memory().available]
-    for line in OWN_CGROUP.read_text().splitlines() if OWN_CGROUP.is_file() else []:
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            mount, names = CGROUPS / "memory", _CGROUP_V1
-        elif not controllers:
-            mount, names = CGROUPS, _CGROUP_V2
-        else:
-            continue
-        own = mount / path.lstrip("/")
-        for folder in (own, *own.parents):
-            if folder.is_relative_to(mount):
-                free += _left_in_cgroup(folder, *names)
-    return min(free)
-
-
-_CGROUP_V1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-_CGROUP_V2 = "memory.max", "memory.current", "inactive_file"
-
-
-def _left_in_cgroup(folder: Path, limit: str, usage: str, cache: str) -> list[int]:
-    """What a cgroup has left, with the file cache that it would give back; empty if it
-    has no limit."""
-    try:
-        most = (folder / limit).read_text().strip()
-        used = int((folder / usage).read_text())
-        described = (folder / "memory.stat").read_text().split()
-    except OSError:
-        return []
-    if most == "max":
-        return []
-    statistics = dict(zip(described[::2], map(int, described[1::2])))
-    return [max(int(most) - used + statistics.get(cache, 0), 0)]
 
 
 def piece_sizes(rows: int, dim: int) -> list[int]:
