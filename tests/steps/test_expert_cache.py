@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experts in host memory, with slots for some of them on the device."""
+
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import layout, model_configs, model_layers
+from helpers.mxfp4_experts import weights
+
+EXPERTS, TOPK, HIDDEN, INTER, TOKENS = 6, 2, 64, 32, 5
+LIMIT = 10.0
+EXPERT_BYTES = 3 * HIDDEN * INTER // 2 + 3 * HIDDEN * INTER // 32
+LAYERS = 2
+FIRST, LATER = (f"model.layers.{number}.ffn.experts" for number in range(LAYERS))
+OWN = f"{layout.FUSED_MOE}.expert_cache"
+
+
+@pytest.fixture
+def config() -> Iterator[Any]:
+    platform = layout.module("vllm.platforms").current_platform
+    if hasattr(platform, "provide_pinned_memory"):
+        platform.provide_pinned_memory()
+    made = model_configs.vllm_config()
+    made.model_config.get_layers_start_end_indices = lambda parallel: (0, LAYERS)
+    with model_configs.current(made), layout.worker():
+        layout.workspace()
+        yield made
+
+
+def take_slots(config: Any, slots: int) -> None:
+    from vllm.config import OffloadConfig
+
+    config.offload_config = OffloadConfig(moe_expert_cache_size=slots)
+
+
+class Layer(torch.nn.Module):
+    """What a quantization method sees of a layer's experts."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.layer_name = name
+        self.swiglu_limit = LIMIT
+        self.expert_map = None
+        self.global_num_experts = EXPERTS
+        self.apply_router_weight_on_input = False
+
+    def _expert_routing_tables(self) -> None:
+        return None
+
+
+def experts_config(**others: Any) -> Any:
+    return model_layers.experts_config(
+        activation="SILU",
+        num_experts=EXPERTS,
+        topk=TOPK,
+        hidden=HIDDEN,
+        inter=INTER,
+        **others,
+    )
+
+
+def method(**others: Any) -> Any:
+    kind = layout.module("vllm.model_executor.layers.quantization.mxfp4")
+    return kind.Mxfp4MoEMethod(experts_config(**others))
+
+
+def build(made: Any, name: str = LATER) -> Layer:
+    """A layer with the weights that `made` allocates."""
+    layer = Layer(name)
+    layer.activation = made.moe.activation
+    made.create_weights(
+        layer,
+        EXPERTS,
+        HIDDEN,
+        INTER,
+        torch.bfloat16,
+        weight_loader=lambda *_: None,
+    )
+    return layer
+
+
+def load(made: Any, layer: Layer) -> None:
+    """Give the layer the weights of a checkpoint, and process them."""
+    torch.manual_seed(0)
+    given = (
+        *weights(EXPERTS, 2 * INTER, HIDDEN, (118, 123)),
+        *weights(EXPERTS, HIDDEN, INTER, (118, 123)),
+    )
+    names = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+    for name, tensor in zip(names, given, strict=True):
+        getattr(layer, name).data.copy_(tensor)
+    made.process_weights_after_loading(layer)
+
+
+def outputs(made: Any, layer: Layer) -> list[torch.Tensor]:
+    """What three steps give: of five tokens, of one, and of five with other choices."""
+    torch.manual_seed(1)
+    found = []
+    for tokens in (TOKENS, 1, TOKENS):
+        x = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16, device=layout.device())
+        scores, ids = torch.rand(tokens, EXPERTS, device=layout.device()).topk(TOPK)
+        chosen = ids.to(torch.int32)
+        found.append(made.apply(layer, x, scores, chosen, None, None).cpu().clone())
+    return found
+
+
+@pytest.mark.parametrize("slots", [TOPK, 4, EXPERTS + 1])
+def test_bits_are_those_of_experts_on_the_device(slots: int, config: Any) -> None:
+    """With two slots a step of five tokens is served in waves."""
+    resident = method(moe_backend="triton")
+    layer = build(resident)
+    load(resident, layer)
+    wanted = outputs(resident, layer)
+    take_slots(config, slots)
+    cached = method()
+    layer = build(cached)
+    load(cached, layer)
+    for mine, theirs in zip(outputs(cached, layer), wanted, strict=True):
+        assert torch.equal(mine, theirs)
+    cache = cached.moe_kernel.fused_experts.cache
+    assert len(cache.expert_of) == min(slots, EXPERTS)
+    assert cache.host[0].data_ptr() == layer.w13_weight.data_ptr()
+    hits, misses = cache.counts[1:].tolist()
+    assert misses == EXPERTS if slots > EXPERTS else misses > EXPERTS - 1
+    assert hits or slots == TOPK
+
+
+def test_what_is_taken_is_printed_once(
+    config: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    take_slots(config, 3)
+    with caplog.at_level(logging.INFO):
+        for name in (FIRST, LATER):
+            made = method()
+            load(made, build(made, name))
+    lines = [line for line in caplog.messages if line.startswith("Experts")]
+    assert len(lines) == 2, lines
+    assert "GiB of pinned memory of this host" in lines[0]
+    assert "Experts on the device: 3 of 6 a layer" in lines[1]
+
+
+def test_fewer_slots_than_a_token_s_experts(config: Any) -> None:
+    take_slots(config, TOPK - 1)
+    with pytest.raises(ValueError, match=f"{TOPK} is the least that works"):
+        build(method())
+
+
+@pytest.mark.parametrize(("name", "layers"), [(FIRST, LAYERS), (LATER, 1)])
+def test_a_host_that_is_too_small(
+    name: str, layers: int, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first layer counts all of them, in the powers of two that torch pins."""
+    take_slots(config, TOPK)
+    own = layout.module(OWN)
+    monkeypatch.setattr(own, "GiB_bytes", 1)
+    parts = (INTER * HIDDEN, 2 * INTER * HIDDEN // 32)
+    sizes = (*(EXPERTS * n for n in parts), *(EXPERTS * n // 2 for n in parts))
+    need = layers * sum(1 << (size - 1).bit_length() for size in sizes)
+    monkeypatch.setattr(own, "free_host_memory", lambda: need - 9)
+    with pytest.raises(ValueError, match=r"9\.00 GiB are missing") as error:
+        build(method(), name)
+    assert name in str(error.value) and f"need {need}.00" in str(error.value)
+    monkeypatch.setattr(own, "free_host_memory", lambda: need)
+    build(method(), name)
+
+
+def test_memory_that_is_not_pinned_is_named(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_slots(config, TOPK)
+    made = method()
+
+    def refuse(*_: object, **options: object) -> None:
+        assert options["pin_memory"] and options["device"] == "cpu"
+        raise RuntimeError("out of host memory")
+
+    monkeypatch.setattr(torch, "zeros", refuse)
+    with pytest.raises(RuntimeError, match=f"did not pin {EXPERTS * HIDDEN * INTER}"):
+        build(made)
+
+
+@pytest.mark.parametrize(
+    ("layers", "room", "slots"), [(2, 9, 4), (2, 8, 4), (1, 9, 6), (2, 3, None)]
+)
+def test_as_many_slots_as_fit(
+    layers: int,
+    room: int,
+    slots: int | None,
+    config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`room` experts beside the reserve; two layers share it."""
+    take_slots(config, -1)
+    own = layout.module(OWN)
+    config.model_config.get_layers_start_end_indices = lambda parallel: (0, layers)
+    config.cache_config.gpu_memory_utilization = 0.5
+    used, total = 1000, 1 << 40
+    monkeypatch.setattr(
+        own, "RESERVE", total // 2 - used - room * EXPERT_BYTES - EXPERT_BYTES // 2
+    )
+    memory = (total - used, total)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda: memory)
+    made = method()
+    layer = build(made, LATER)
+    if slots is None:
+        with pytest.raises(ValueError, match="room for 1 experts a layer"):
+            load(made, layer)
+        return
+    load(made, layer)
+    assert len(made.moe_kernel.fused_experts.cache.expert_of) == slots
+    assert config.offload_config.moe_expert_cache_size == max(slots, room // layers)
+
+
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [
+        ({"enable_eplb": True}, "--enable-eplb"),
+        ({"enable_expert_parallel": True}, "--enable-expert-parallel"),
+        ({"data_parallel_size": 2}, "--data-parallel-size"),
+        ({"enable_sleep_mode": True}, "--enable-sleep-mode"),
+        ({}, None),
+    ],
+)
+def test_what_does_not_work_beside(
+    change: dict[str, Any], flag: str | None, config: Any
+) -> None:
+    take_slots(config, TOPK)
+    names = ("enable_eplb", "enable_expert_parallel", "enable_sleep_mode")
+    given = SimpleNamespace(
+        **{"data_parallel_size": 1, **dict.fromkeys(names, False)} | change
+    )
+    check = layout.module(OWN).check_expert_cache
+    whole = SimpleNamespace(parallel_config=given, model_config=given)
+    if flag is None:
+        check(whole)
+        return
+    with pytest.raises(ValueError, match=f"not work with {flag}: drop one"):
+        check(whole)
+
+
+def test_one_place_of_experts() -> None:
+    from vllm.config import OffloadConfig
+    from vllm.config.offload import UVAOffloadConfig
+
+    with pytest.raises(ValueError, match="moe_expert_cache_size already keeps"):
+        OffloadConfig(moe_expert_cache_size=8, uva=UVAOffloadConfig(cpu_offload_gb=1))
+
+
+@pytest.mark.parametrize(("given", "slots"), [("auto", -1), ("27", 27)])
+def test_the_command_line_takes_it(given: str, slots: int) -> None:
+    from vllm.config import OffloadConfig
+    from vllm.engine.arg_utils import get_kwargs
+
+    kwargs = get_kwargs(OffloadConfig)
+    assert "moe_expert_cache_size" in kwargs
+    assert kwargs["moe_expert_cache_size"]["type"](given) == slots
+
+
+def test_other_experts_are_refused(config: Any) -> None:
+    """Unless they are MXFP4's in Triton."""
+    take_slots(config, TOPK)
+    base = layout.module(f"{layout.FUSED_MOE}.fused_moe_method_base")
+    unquantized = layout.module(f"{layout.FUSED_MOE}.unquantized_fused_moe_method")
+    kinds = (base.FusedMoEMethodBase, unquantized.UnquantizedFusedMoEMethod)
+    assert all(not kind.supports_expert_cache.fget(None) for kind in kinds)
+    assert method().supports_expert_cache
+    assert not method(moe_backend="xpu").supports_expert_cache
+
+
+def test_processing_leaves_them_on_the_host(config: Any) -> None:
+    """Other parameters on the host are moved to the device meanwhile."""
+    take_slots(config, TOPK)
+    layer = build(method())
+    addresses = [part.data_ptr() for part in layer.parameters()]
+    context = layout.module("vllm.model_executor.model_loader.utils")
+    with context.device_loading_context(layer, torch.device("meta")):
+        assert not any(part.is_meta for part in layer.parameters())
+    assert [part.data_ptr() for part in layer.parameters()] == addresses
+
+
+class Host:
+    """A parameter's values on the host, which say where they were moved."""
+
+    def __init__(self) -> None:
+        self.moved: list[torch.device] = []
+
+    def to(self, device: torch.device) -> torch.Tensor:
+        self.moved.append(device)
+        return torch.ones(2)
+
+
+@pytest.mark.unchanged
+def test_other_platforms_move_parameters_as_before() -> None:
+    """Parameters on the host go to the device while they are processed, and back."""
+    values, meta = Host(), torch.device("meta")
+    part = SimpleNamespace(device=torch.device("cpu"), data=values)
+    module = SimpleNamespace(named_parameters={"weight": part}.items)
+    context = layout.module("vllm.model_executor.model_loader.utils")
+    with context.device_loading_context(module, meta):
+        assert values.moved == [meta]
+        on_device = part.data
+    assert torch.equal(part.data, on_device) and part.data is not on_device
