@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from .shapes import Case, Sizes, f32, i32, meta, op, u8
 
 LIMIT = 10.0
@@ -56,6 +58,35 @@ def experts(model: Experts, tokens: int, *, tensor: int = 1, expert: int = 1) ->
         meta(model.count, dtype=i32) if expert > 1 else None,
         LIMIT,
     )
+
+
+def fetch(model: Experts, tokens: int, *, tensor: int, slots: int) -> object:
+    """Both waves' kinds of a step whose experts lie in host memory."""
+    hidden, columns = model.hidden, model.intermediate // tensor
+    cache = op("expert_cache", "make_expert_cache")(
+        (
+            meta(model.count, 2 * columns, hidden // 2, dtype=u8),
+            meta(model.count, 2 * columns, hidden // 32, dtype=u8),
+            meta(model.count, hidden, columns // 2, dtype=u8),
+            meta(model.count, hidden, columns // 32, dtype=u8),
+        ),
+        slots,
+        torch.device("meta"),
+    )
+    ids = meta(tokens, model.topk, dtype=i32)
+    for wave in (0, 1):
+        op("expert_cache", "fetch_experts")(cache, ids, wave)
+    return cache
+
+
+def fetch_cases(sizes: Sizes) -> Iterator[Case]:
+    """Each model on one to four ranks, with the slots that fit on a B70."""
+    for model in EXPERTS:
+        for tokens in (1, sizes.chunks[-1]):
+            for tensor, slots in ((1, 27), (2, 60), (4, 125)):
+                made = partial(fetch, model, tokens, tensor=tensor, slots=slots)
+                label = f"{model.name} TP{tensor} T{tokens}"
+                yield Case("expert cache", label, made)
 
 
 def experts_cases(sizes: Sizes) -> Iterator[Case]:
