@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from emulated_xpu import host_memory
+
 
 class Event:
     """Stands for `torch.Event`. The CPU runs in order, so every event has passed."""
@@ -142,8 +144,8 @@ def synchronize(device: Any = None, /) -> None:
     pass
 
 
-def unpinned(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
-    return tensor
+def pinned_copy(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
+    return tensor if host_memory.is_pinned(tensor) else host_memory.pin(tensor.clone())
 
 
 def record_stream(tensor: torch.Tensor, stream: Any) -> None:
@@ -218,7 +220,7 @@ GRANTS = (
         "torch.Tensor.pin_memory",
         "a copy of the tensor in pinned memory of the host",
         "runners pin what they copy from; without an accelerator it raises",
-        unpinned,
+        pinned_copy,
     ),
     Grant(
         "torch.Tensor.record_stream",
@@ -260,16 +262,13 @@ MEMORY_FIGURES = (
 platform replaces some when it is imported, so they may be provided again."""
 
 
-def _unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _pinning(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(make)
     def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
-        return make(*args, **kwargs)
+        tensor = make(*args, **kwargs)
+        return host_memory.pin(tensor) if pin_memory else tensor
 
     return made
-
-
-def always_pinned(tensor: torch.Tensor, device: object = None) -> bool:
-    return True
 
 
 PINNED_MEMORY = (
@@ -279,11 +278,12 @@ PINNED_MEMORY = (
             "a tensor in pinned memory of the host, if the caller asks",
             "the second model runner's buffers, and a budget of thinking up to v0.23.0;"
             " without an accelerator it raises",
-            _unpinned(getattr(torch, name)),
+            _pinning(getattr(torch, name)),
         )
         for name in (
             "empty",
             "empty_like",
+            "empty_strided",
             "full",
             "ones",
             "tensor",
@@ -295,7 +295,7 @@ PINNED_MEMORY = (
         "torch.Tensor.is_pinned",
         "whether host memory is pinned",
         "the second model runner checks its buffers, which the device reads",
-        always_pinned,
+        host_memory.is_pinned,
     ),
 )
 """Pinned memory: the emulated device reads the host's. For workers, not for tests of
@@ -368,6 +368,7 @@ def provide_caches() -> None:
 def provide_pinned_memory() -> None:
     for grant in PINNED_MEMORY:
         grant.provide()
+    host_memory.check_launches()
 
 
 _libraries: list[torch.library.Library] = []
