@@ -47,7 +47,7 @@ def of_the_page(name: str) -> tuple[str, list[Option]]:
     return model.replace("/path/to", "deepseek-ai"), options(given)
 
 
-PAGE = {name: of_the_page(name) for name in ("serve", "v41", "two-hosts")}
+PAGE = {name: of_the_page(name) for name in ("serve", "few-cards", "v41", "two-hosts")}
 
 
 def named(rule: Rule) -> str:
