@@ -181,7 +181,7 @@ def fetch_experts(cache: ExpertCache, topk_ids: torch.Tensor, wave: int = 0) -> 
         entries,
         topk_ids.stride(0),
         IS_FIRST=wave == 0,
-        CHUNK=8 if few else 16,
+        CHUNK=8,
         BLOCK_E=next_power_of_2(experts),
         BLOCK_S=next_power_of_2(num_slots),
         **launch_options(device, num_warps=4 if few else 16),
