@@ -3,12 +3,12 @@
 
 import sys
 
-from .front_end import missing
+from aot.compiler.front_end import missing
 
 if reason := missing():
     print(f"aot skipped: {reason}")
     sys.exit(0)
 
-from .run import main
+from aot.run import main
 
 sys.exit(main())

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .record import Launch
+from aot.calls.record import Launch
 
 
 def launched(folder: Path) -> dict[str, Path]:

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aot.calls.record import Launch
+from aot.compiler.compile import CompileResult
+from aot.costs.model import Device, devices, launched, resident
 from xpustack.core.markdown import table
-
-from .compile import CompileResult
-from .model import Device, devices, launched, resident
-from .record import Launch
 
 DPAS_ROWS, DPAS_COLUMNS = 8, 16
 """Rows and columns of a matrix instruction: sub-groups that share fewer repeat work."""

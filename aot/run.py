@@ -15,20 +15,21 @@ from functools import partial
 from pathlib import Path
 
 import kernels.xpu_dsv4
+from aot import report
+from aot.calls import upstream
+from aot.calls.cases import cases
+from aot.calls.record import Launch, LaunchRecord, record_cases
+from aot.calls.shapes import EVERY, Case
+from aot.compiler import compile as compiler
+from aot.compiler.ocloc import OclocError, find
+from aot.costs import modelled
+from aot.costs.model import devices as known_devices
+from aot.coverage import launched, uncompiled, unspecialized
+from aot.trace import traced
 from xpustack.core.cache import Cache
 from xpustack.core.errors import StackError
 from xpustack.core.markdown import with_section
 from xpustack.core.rows import csv_text
-
-from . import compile as compiler
-from . import modelled, report, upstream
-from .cases import cases
-from .coverage import launched, uncompiled, unspecialized
-from .model import devices as known_devices
-from .ocloc import OclocError, find
-from .record import Launch, LaunchRecord, record_cases
-from .shapes import EVERY, Case
-from .trace import traced
 
 SECTION, MODEL_SECTION = "aot", "model"
 """The generated sections of the page that `--docs` names."""
@@ -109,7 +110,7 @@ def gaps(ours: Sequence[LaunchRecord]) -> list[str]:
     every, traces = _needed()
     missing = {**uncompiled(launches, every), **unspecialized(launches, traces)}
     lines += [
-        f"{name}: [{label}] needs it and SHIPPED in aot/shapes.py does not compile it"
+        f"{name}: [{label}] needs it and SHIPPED in aot/calls/shapes.py lacks it"
         for name, label in missing.items()
     ]
     return lines

@@ -14,14 +14,10 @@ from unittest import mock
 
 import torch
 
-from kernels.xpu_dsv4 import _decode_config
-from kernels.xpu_dsv4.range_prefill import MOST_HEADS
-
-from . import cases_attention, cases_experts, cases_indexer, cases_layer
-from .cases import cases
-from .model import devices
-from .record import LaunchRecord, record_cases
-from .shapes import (
+from aot.calls import cases_attention, cases_experts, cases_indexer, cases_layer
+from aot.calls.cases import cases
+from aot.calls.record import LaunchRecord, record_cases
+from aot.calls.shapes import (
     GROUP_HEADS,
     HEAD_DIM,
     INDEX_DIM,
@@ -40,6 +36,9 @@ from .shapes import (
     pages,
     u8,
 )
+from aot.costs.model import devices
+from kernels.xpu_dsv4 import _decode_config
+from kernels.xpu_dsv4.range_prefill import MOST_HEADS
 
 FLASH = MODELS[0]
 TRACE = 30

@@ -31,7 +31,7 @@ class Group:
     """Weights that are stored and sharded in the same way.
 
     Attributes:
-        part: of the model, as `aot.step` sums them up.
+        part: of the model, as `aot.costs.step` sums them up.
         count: how many.
         size: bytes of one.
         sharded: whether each rank holds only its part.

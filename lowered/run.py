@@ -16,8 +16,8 @@ import torch
 from triton.backends.compiler import BaseBackend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from aot import record
-from aot.compile import SpirvModule, to_spirv
+from aot.calls import record
+from aot.compiler.compile import SpirvModule, to_spirv
 
 from .opencl import Cpu
 

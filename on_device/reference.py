@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from e2e.twin import Roundings, Twin
+from e2e.twins.twin import Roundings, Twin
 
 
 def main(folder: Path, job: Path, target: Path) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from aot import model as devices
-from aot import step
-from aot.step import Kernels, Part, Range, Split
+from aot.costs import model as devices
+from aot.costs import step
+from aot.costs.step import Kernels, Part, Range, Split
 from planner import splits
 from planner.asked import CONCURRENCY, CONTEXT, SHARE, Asked, short
 from planner.trial import MANY_REQUESTS, Attempt, Trial

@@ -15,8 +15,9 @@ NOTES = (
     "weights, buffers: GiB of the fullest device. requests: of the whole context,"
     " beside a chunk that is read. host: GiB of all processes, on a CPU. pinned: GiB of"
     " the host that devices read (Engram), for all ranks, in powers of two.",
-    "tokens/s: modelled by aot/step.py, not measured, with captured graphs, without"
-    " attention and the indexer's scores. Overlapping ranges rank nothing for sure.",
+    "tokens/s: modelled by aot/costs/step.py, not measured, with captured graphs,"
+    " without attention and the indexer's scores. Overlapping ranges rank nothing for"
+    " sure.",
 )
 COLUMNS = (
     *("split", "weights", "buffers", "requests", "cache tokens", "chunk"),

@@ -16,17 +16,18 @@ from typing import Any
 
 import torch
 
-from e2e import checks, dspark, v41, v41_checks, vision
-from e2e.drafts import check_drafts, successors
+from e2e.checkpoints import dspark, v41, vision
+from e2e.judging import checks, v41_checks
+from e2e.judging.drafts import check_drafts, successors
+from e2e.judging.ranks import near_ties
+from e2e.judging.v41_draft import check_draft
 from e2e.pictures import Picture
-from e2e.ranks import near_ties
-from e2e.serving import Engines, Job, Prompt, Served, opened_engines
-from e2e.tower import Tower
-from e2e.twin import Reference
-from e2e.v41_draft import check_draft
-from e2e.v41_draft_twin import V41DraftTwin
-from e2e.v41_twin import V41Twin
-from e2e.vision_twin import VisionTwin, rows_of
+from e2e.running.serving import Engines, Job, Prompt, Served, opened_engines
+from e2e.twins.tower import Tower
+from e2e.twins.twin import Reference
+from e2e.twins.v41_draft_twin import V41DraftTwin
+from e2e.twins.v41_twin import V41Twin
+from e2e.twins.vision_twin import VisionTwin, rows_of
 from xpustack.core.cache import Cache
 from xpustack.core.rows import csv_text
 

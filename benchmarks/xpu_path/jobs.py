@@ -73,7 +73,7 @@ FEW = {**BENCH, "modes": ["eager"], "cases": BENCH["cases"][:9]}
 """Eager steps at up to 16k tokens, and the prompt."""
 LONG = 12_288
 """The longest context, and the most tokens of a step, of one long prompt."""
-RECORDING = "e2e.recording_on_cuda.RecordingOnCudaWorker"
+RECORDING = "e2e.inside.recording_on_cuda.RecordingOnCudaWorker"
 V41_MIXED = ((161, 8, 1), (5, 6, 2), (1, 4, 3))
 """Length, new tokens and seed of the prompts, also of `tests/e2e/test_v41.py`."""
 V41 = {
@@ -82,7 +82,7 @@ V41 = {
     "kv_cache_memory_bytes": 64 << 20,
     "block_size": 128,
 }
-"""`e2e.v41.SERVER`, whose module needs what is not here."""
+"""`e2e.checkpoints.v41.SERVER`, whose module needs what is not here."""
 Drawn = tuple[int, int, int, int]
 """An image: its place, patches down and along, and seed."""
 SEEN: tuple[tuple[tuple[int, int, int, tuple[Drawn, ...]], ...], ...] = (
@@ -102,7 +102,7 @@ VISION = {
     "max_num_batched_tokens": 176,
     "kv_cache_memory_bytes": 64 << 20,
 }
-"""`e2e.vision.ENGINE`."""
+"""`e2e.checkpoints.vision.ENGINE`."""
 IMAGE, V41_IMAGE = 129_200, 129_264
 """The tokens that stand for an image in prompts of V4 Vision and of V4.1."""
 THREE_IMAGES = {"limit_mm_per_prompt": {"image": 3}}
@@ -133,7 +133,7 @@ class Job:
 
     name: str
     patched: bool = True
-    program: str = "e2e.engine"
+    program: str = "e2e.inside.engine"
     engine: dict[str, Any] = field(default_factory=dict)
     waves: tuple[tuple[tuple[int, int, int], ...], ...] = (MIXED,)
     environment: tuple[tuple[str, str], ...] = ()
@@ -229,7 +229,7 @@ def long_prompt(name: str, rows: int, *environment: tuple[str, str]) -> Job:
     }
     waves = (((12_000, 4, 1),),)
     told = {"recorded_waves": 0}
-    return Job(name, True, "e2e.engine", engine, waves, environment, told)
+    return Job(name, True, "e2e.inside.engine", engine, waves, environment, told)
 
 
 ANSWERS = [

@@ -153,9 +153,10 @@ def engine_table(folder: Path) -> list[str]:
     prompts: bounds of `e2e`."""
     import torch
 
-    from e2e import checkpoint, checks
-    from e2e.serving import Job, Prompt, Served
-    from e2e.twin import Twin
+    from e2e.checkpoints import checkpoint
+    from e2e.judging import checks
+    from e2e.running.serving import Job, Prompt, Served
+    from e2e.twins.twin import Twin
 
     from .jobs import MIXED
 

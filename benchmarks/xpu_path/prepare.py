@@ -16,8 +16,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from e2e.serving import Engines
-from e2e.wrappers import WRAPPERS, wrappers_of
+from e2e.inside.wrappers import WRAPPERS, wrappers_of
+from e2e.running.serving import Engines
 from xpustack.base.releases import load
 from xpustack.core.cache import Cache
 

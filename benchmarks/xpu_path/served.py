@@ -18,14 +18,14 @@ from typing import Any
 
 import vllm
 
-from e2e import checkpoint
-from e2e.chat import ChatWriter
+from e2e.checkpoints import checkpoint
+from e2e.checkpoints.chat import ChatWriter
 
 PORT = 8123
 READY, PATIENCE = 240.0, 60.0
 """Seconds until a server must answer, and within which a request must."""
 MARGIN = 0.2
-"""`e2e.checks.MARGIN`, whose module needs what is not here."""
+"""`e2e.judging.checks.MARGIN`, whose module needs what is not here."""
 MAIN = "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())"
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m benchmarks.xpu_path.written ORDER RESULT`: `e2e.engine` with a checkpoint
-that is written there: its 38 to 700 MB do not compress."""
+"""`python -m benchmarks.xpu_path.written ORDER RESULT`: `e2e.inside.engine` with a
+checkpoint that is written there: its 38 to 700 MB do not compress."""
 
 import json
 import sys
@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from e2e import checkpoint, dspark, engine, v41, v41_vision, vision
+from e2e.checkpoints import checkpoint, dspark, v41, vision
+from e2e.inside import engine
+from e2e.twins import v41_vision
 
 WRITERS: dict[str, Callable[[int], checkpoint.Writer]] = {
     "v4.1": v41.V41,

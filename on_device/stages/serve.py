@@ -83,7 +83,7 @@ def _checks(setup: Setup, checks: list[dict[str, str]]) -> None:
         )
 
     folder = setup.folder("serve")
-    _run(setup, "e2e.checkpoint", folder / "checkpoint", share=0.1)
+    _run(setup, "e2e.checkpoints.checkpoint", folder / "checkpoint", share=0.1)
     prompts = [prompt(129, 12, 1), prompt(5, 12, 2), prompt(1, 12, 3)]
     (eager,) = _engine(setup, "eager", [prompts], enforce_eager=True)["waves"]
     captured = _engine(setup, "graphs", [prompts, *soak(), *soak()])

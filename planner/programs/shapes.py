@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.memory import FLASH, PRO
-from e2e import checkpoint, dspark, v41, vision
+from e2e.checkpoints import checkpoint, dspark, v41, vision
 
 MODELS = {"flash": FLASH, "pro": PRO}
 LENGTH = 1 << 20

@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from aot.front_end import missing
+from aot.compiler.front_end import missing
 
 _NEED_NONE = {"test_front_end.py"}
 

@@ -11,9 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
-from aot.cases import cases
-from aot.cases_indexer import ODD_WIDTH
-from aot.compile import (
+from aot.calls.cases import cases
+from aot.calls.cases_indexer import ODD_WIDTH
+from aot.calls.record import Launch, LaunchRecord, record_cases, recording
+from aot.calls.upstream import newer_softmax
+from aot.compiler.compile import (
     SAME_CODE,
     compile_all,
     disassembled,
@@ -22,11 +24,9 @@ from aot.compile import (
     properties,
     to_spirv,
 )
+from aot.compiler.ocloc import Ocloc, find
 from aot.coverage import launched
-from aot.ocloc import Ocloc, find
-from aot.record import Launch, LaunchRecord, record_cases, recording
 from aot.run import gaps
-from aot.upstream import newer_softmax
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem
 

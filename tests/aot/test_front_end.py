@@ -3,7 +3,7 @@
 
 import pytest
 
-from aot.front_end import missing
+from aot.compiler.front_end import missing
 
 
 @pytest.mark.parametrize("minor", [11, 12])

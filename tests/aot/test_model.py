@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from aot.loops import Work
-from aot.model import (
+from aot.calls.record import recording
+from aot.compiler.loops import Work
+from aot.costs.model import (
     Device,
     Launched,
     devices,
@@ -15,8 +16,7 @@ from aot.model import (
     memory_roof,
     resident,
 )
-from aot.modelled import SHAPES, Shape, summary, turns_and_traffic
-from aot.record import recording
+from aot.costs.modelled import SHAPES, Shape, summary, turns_and_traffic
 
 B60 = next(device for device in devices() if device.name == "Arc Pro B60")
 
@@ -126,7 +126,7 @@ def test_a_last_wave_that_is_not_full_costs_a_wave() -> None:
 
 
 def test_turns_come_from_the_launch() -> None:
-    from aot.cases_attention import decode, prefill, range_prefill
+    from aot.calls.cases_attention import decode, prefill, range_prefill
 
     with recording() as launches:
         decode(64, 128, 512, 64)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from aot.debian import FetchError, mirror
-from aot.ocloc import OclocError, find
+from aot.compiler.debian import FetchError, mirror
+from aot.compiler.ocloc import OclocError, find
 
 RING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 SOURCES = f"""\

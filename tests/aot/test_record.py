@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from aot.calls.record import Launch, recording
 from aot.coverage import specialization, unspecialized
-from aot.record import Launch, recording
 
 WIDTH = tl.constexpr(64)
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 import kernels.xpu_dsv4
-from aot.compile import dots
+from aot.calls.record import Launch
+from aot.compiler.compile import dots
+from aot.compiler.loops import Work, work
+from aot.compiler.machine import Machine, read
 from aot.coverage import launched
-from aot.loops import Work, work
-from aot.machine import Machine, read
-from aot.record import Launch
 from aot.report import OURS, TURN, Row, csv_rows, rates, summary
 
 CODE = {

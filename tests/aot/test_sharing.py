@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from aot import sharing, step
-from aot.model import devices, ends
-from aot.sharing import Shared
-from aot.step import Kernels, Range, Split
+from aot.costs import sharing, step
+from aot.costs.model import devices, ends
+from aot.costs.sharing import Shared
+from aot.costs.step import Kernels, Range, Split
 from benchmarks.memory import FLASH
 
 KNOWN = {device.name: device for device in devices()}

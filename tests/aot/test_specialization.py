@@ -3,8 +3,8 @@
 
 from collections import defaultdict
 
+from aot.calls.record import record_cases
 from aot.coverage import configuration, specialization
-from aot.record import record_cases
 from aot.trace import FLASH, steps
 
 STEPS = 1000

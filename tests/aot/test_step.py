@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from aot import step
-from aot.model import devices, ends
-from aot.step import Kernels, Range, Split
+from aot.costs import step
+from aot.costs.model import devices, ends
+from aot.costs.step import Kernels, Range, Split
 from benchmarks.memory import FLASH, PRO, Shapes
 from benchmarks.memory_v41 import FLASH_V41
 from xpustack.core.project import Project
@@ -223,7 +223,7 @@ def test_every_range_has_its_fast_end_first() -> None:
 def test_a_measured_rate_of_memory_is_not_reduced_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
-    from aot import model
+    from aot.costs import model
 
     text = model.DATA.read_text()
     line = "gigabytes_per_second = 456\n"

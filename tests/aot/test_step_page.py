@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from aot import step_page
+from aot.costs import step_page
 from xpustack.core.markdown import with_section
 from xpustack.core.rows import read_rows
 

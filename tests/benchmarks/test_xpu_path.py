@@ -19,7 +19,8 @@ from benchmarks.xpu_path.jobs import (
     tokens,
 )
 from benchmarks.xpu_path.parts import part_of_class, rows_of_events
-from e2e import dspark, pictures, v41, vision
+from e2e import pictures
+from e2e.checkpoints import dspark, v41, vision
 from e2e.pictures import Picture
 
 

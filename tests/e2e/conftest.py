@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from e2e.choices import (  # noqa: F401  (pytest finds its hooks here)
+from e2e.records import twin_errors
+from e2e.running.choices import (  # noqa: F401  (pytest finds its hooks here)
     pytest_addoption,
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_generate_tests,
 )
-from e2e.records import twin_errors
-from e2e.report import lines_about
-from e2e.serving import Engines, Job, opened_engines
-from e2e.twin import Twin
+from e2e.running.report import lines_about
+from e2e.running.serving import Engines, Job, opened_engines
+from e2e.twins.twin import Twin
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
 
@@ -97,4 +97,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_report_header() -> str:
-    return "Hugging Face reference beside e2e/engine.py"
+    return "Hugging Face reference beside e2e/inside/engine.py"

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from packaging.version import Version
 
-from e2e.checks import check_same_tokens
-from e2e.serving import Engines, EngineStopped, Job, Prompt
+from e2e.judging.checks import check_same_tokens
+from e2e.running.serving import Engines, EngineStopped, Job, Prompt
 
 pytestmark = pytest.mark.newest
 

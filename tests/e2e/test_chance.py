@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_sampling import EACH, KINDS, NEW
 
-from e2e.chance import RATE, Draw, draw, excess, p_value
+from e2e.judging.chance import RATE, Draw, draw, excess, p_value
 
 DRAWS = EACH * NEW * len(KINDS)
 VOCABULARY = 128

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from e2e import checkpoint
-from e2e.serving import Engines
-from e2e.twin import Twin
+from e2e.checkpoints import checkpoint
+from e2e.running.serving import Engines
+from e2e.twins.twin import Twin
 
 E2M1 = torch.tensor(checkpoint.E2M1)
 RENAMED = (

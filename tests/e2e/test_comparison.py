@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from e2e.comparison import Sublayer, by_request, logits_by_request
+from e2e.twins.comparison import Sublayer, by_request, logits_by_request
 
 NAME = "0-pushed-out"
 

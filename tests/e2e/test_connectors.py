@@ -3,8 +3,8 @@
 
 import pytest
 
-from e2e.checks import check_same_logprobs, logprobs_of
-from e2e.serving import Engines, Job, Prompt
+from e2e.judging.checks import check_same_logprobs, logprobs_of
+from e2e.running.serving import Engines, Job, Prompt
 
 pytestmark = pytest.mark.full
 

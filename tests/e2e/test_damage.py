@@ -3,8 +3,8 @@
 
 import pytest
 
-from e2e.damage import DAMAGES
-from e2e.serving import Engines, EngineStopped, Job, Prompt
+from e2e.checkpoints.damage import DAMAGES
+from e2e.running.serving import Engines, EngineStopped, Job, Prompt
 
 WAVES = ((Prompt(5, 1),),)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.serving import Engines
+from e2e.running.serving import Engines
 from on_device.stages import serve as stage
 from on_device.stages.setup import Setup
 from xpustack.base.releases import load
@@ -19,7 +19,7 @@ PYTHON = """\
 #!{python}
 import os, sys
 BEGIN = (
-    "import runpy, sys; import emulated_xpu.pytest_plugin, e2e.engine_ops;"
+    "import runpy, sys; import emulated_xpu.pytest_plugin, e2e.inside.engine_ops;"
     "from kernels import interpreter, interpreter_speed;"
     "sys.argv = sys.argv[2:]; {repair}; interpreter_speed.speed_up();"
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from e2e.drafts import outcomes, successors
+from e2e.judging.drafts import outcomes, successors
 
 SAYS = {1: 2, 2: 3, 3: 9, 5: 6, 6: 7}
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from test_engine import MIXED
 
-from e2e import dspark
-from e2e.checks import check_same_tokens
-from e2e.choices import sizes
-from e2e.drafts import check_drafts, successors
-from e2e.serving import Engines, Job, Served
+from e2e.checkpoints import dspark
+from e2e.judging.checks import check_same_tokens
+from e2e.judging.drafts import check_drafts, successors
+from e2e.running.choices import sizes
+from e2e.running.serving import Engines, Job, Served
 
 NAME = "dspark"
 METHOD = {"method": "dspark", "num_speculative_tokens": dspark.BLOCK}

@@ -3,7 +3,7 @@
 
 import pytest
 
-from e2e.endings import LONGEST, ended, short
+from e2e.judging.endings import LONGEST, ended, short
 
 
 def test_the_last_error_counts_and_only_its_first_sentence() -> None:

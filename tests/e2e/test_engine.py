@@ -12,8 +12,8 @@ import pytest
 import torch
 from packaging.version import Version
 
-from e2e import checkpoint, mtp
-from e2e.checks import (
+from e2e.checkpoints import checkpoint, mtp
+from e2e.judging.checks import (
     OVERLAP,
     TIGHT,
     check_attention,
@@ -21,12 +21,12 @@ from e2e.checks import (
     check_logits,
     check_same_tokens,
 )
-from e2e.choices import sizes
-from e2e.comparison import attention_errors
-from e2e.drafts import check_drafts, successors
-from e2e.report import OWN
-from e2e.serving import Engines, Job, Prompt
-from e2e.twin import Roundings, Twin
+from e2e.judging.drafts import check_drafts, successors
+from e2e.running.choices import sizes
+from e2e.running.report import OWN
+from e2e.running.serving import Engines, Job, Prompt
+from e2e.twins.comparison import attention_errors
+from e2e.twins.twin import Roundings, Twin
 from emulated_xpu.pins import schemas
 from xpustack.base.releases import load
 

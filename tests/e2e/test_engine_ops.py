@@ -6,7 +6,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from e2e import engine_ops
+from e2e.inside import engine_ops
 
 
 def test_the_generator_is_a_seed_and_an_offset() -> None:

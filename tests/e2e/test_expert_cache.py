@@ -6,9 +6,9 @@ The checkpoint's layers have eight experts, of which a token reads four.
 
 import pytest
 
-from e2e.checkpoint import CHOSEN, FLASH
-from e2e.checks import check_same_tokens
-from e2e.serving import Engines, EngineStopped, Job, Prompt
+from e2e.checkpoints.checkpoint import CHOSEN, FLASH
+from e2e.judging.checks import check_same_tokens
+from e2e.running.serving import Engines, EngineStopped, Job, Prompt
 
 pytestmark = pytest.mark.newest
 

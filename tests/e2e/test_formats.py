@@ -7,9 +7,9 @@ for the releases that it ran, from what came out.
 
 import pytest
 
+from e2e.judging.verdicts import FORMATS, verdict
 from e2e.records import checkpoints
-from e2e.serving import Engines
-from e2e.verdicts import FORMATS, verdict
+from e2e.running.serving import Engines
 from xpustack.core.project import Project
 
 

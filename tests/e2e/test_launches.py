@@ -7,10 +7,10 @@ the release takes by default is there.
 
 import pytest
 
-from aot import step
-from e2e import v41
-from e2e.checkpoint import FLASH
-from e2e.serving import Engines, Job, Prompt
+from aot.costs import step
+from e2e.checkpoints import v41
+from e2e.checkpoints.checkpoint import FLASH
+from e2e.running.serving import Engines, Job, Prompt
 
 pytestmark = [pytest.mark.full, pytest.mark.newest]
 

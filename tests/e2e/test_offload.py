@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from e2e.checks import TIGHT, check_attention, check_same_logprobs, logprobs_of
-from e2e.comparison import attention_errors
-from e2e.serving import Engines, Job, Prompt, Served
-from e2e.twin import Roundings, Twin
+from e2e.judging.checks import TIGHT, check_attention, check_same_logprobs, logprobs_of
+from e2e.running.serving import Engines, Job, Prompt, Served
+from e2e.twins.comparison import attention_errors
+from e2e.twins.twin import Roundings, Twin
 
 pytestmark = [pytest.mark.newest, pytest.mark.full]
 

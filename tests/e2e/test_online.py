@@ -4,9 +4,9 @@ with --full."""
 
 import pytest
 
-from e2e.endings import ended
-from e2e.serving import Engines, EngineStopped, Job
-from e2e.verdicts import WAVES
+from e2e.judging.endings import ended
+from e2e.judging.verdicts import WAVES
+from e2e.running.serving import Engines, EngineStopped, Job
 
 NAMES = (
     "fp8",

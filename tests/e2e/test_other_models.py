@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from e2e.other_models import MODELS, Model
-from e2e.serving import Engines
+from e2e.running.other_models import MODELS, Model
+from e2e.running.serving import Engines
 
 pytestmark = pytest.mark.newest
 

@@ -5,18 +5,18 @@ import re
 
 import pytest
 
-from e2e import mtp
-from e2e.checks import (
+from e2e.checkpoints import mtp
+from e2e.judging.checks import (
     TIGHT,
     check_attention,
     check_experts,
     check_logits,
     check_same_tokens,
 )
-from e2e.comparison import attention_errors, feed_forward_errors
-from e2e.drafts import check_drafts, successors
-from e2e.serving import Engines, EngineStopped, Job, Prompt
-from e2e.twin import Roundings, Twin
+from e2e.judging.drafts import check_drafts, successors
+from e2e.running.serving import Engines, EngineStopped, Job, Prompt
+from e2e.twins.comparison import attention_errors, feed_forward_errors
+from e2e.twins.twin import Roundings, Twin
 
 pytestmark = pytest.mark.full
 

@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from benchmarks import memory
-from e2e import checkpoint, v41
-from e2e.serving import Engines, Job, Prompt
+from e2e.checkpoints import checkpoint, v41
+from e2e.running.serving import Engines, Job, Prompt
 from planner import asked, choices, splits, trial
 from planner.checkpoints import NAMED
 from planner.checkpoints import checkpoint as known

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from e2e import checkpoint, dspark, mtp, packed, v41, vision
+from e2e.checkpoints import checkpoint, dspark, mtp, packed, v41, vision
 
 KINDS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("published.toml").read_text()

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from e2e.ranks import FEATURES, SPLITS, Case, Split
+from e2e.judging.ranks import FEATURES, SPLITS, Case, Split
 from e2e.records import ranks
-from e2e.serving import Engines
+from e2e.running.serving import Engines
 from xpustack.core.project import Project
 
 SHORT = {("TP 2 x PP 2", "MTP 1")}

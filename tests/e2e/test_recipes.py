@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from fenced import block
 
-from e2e import checkpoint, dspark, vision
-from e2e.chat import ChatWriter
-from e2e.commands import ends
-from e2e.recipes import REFUSED, Option, Rule, converted, options, words
-from e2e.serving import Engines
+from e2e.checkpoints import checkpoint, dspark, vision
+from e2e.checkpoints.chat import ChatWriter
+from e2e.running.commands import ends
+from e2e.running.recipes import REFUSED, Option, Rule, converted, options, words
+from e2e.running.serving import Engines
 from planner.programs import shapes
 from xpustack.base.releases import load
 from xpustack.core.project import Project

@@ -11,12 +11,12 @@ import pytest
 import torch
 from test_engine import MIXED
 
-from e2e import checkpoint
-from e2e.chance import RATE, Draw, draw, excess, p_value
-from e2e.checks import MARGIN, check_logits, leads_of
-from e2e.comparison import logits_by_request
-from e2e.serving import Engines, Job, Prompt, Served
-from e2e.twin import Twin
+from e2e.checkpoints import checkpoint
+from e2e.judging.chance import RATE, Draw, draw, excess, p_value
+from e2e.judging.checks import MARGIN, check_logits, leads_of
+from e2e.running.serving import Engines, Job, Prompt, Served
+from e2e.twins.comparison import logits_by_request
+from e2e.twins.twin import Twin
 
 pytestmark = pytest.mark.newest
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from e2e.checks import (
+from e2e.judging.checks import (
     check_attention,
     check_experts,
     check_logits,
@@ -11,9 +11,9 @@ from e2e.checks import (
     check_same_tokens,
     logprobs_of,
 )
-from e2e.serving import Engines, Job, Prompt, Served
-from e2e.twin import Twin
-from e2e.verdicts import FLASH, WAVES
+from e2e.judging.verdicts import FLASH, WAVES
+from e2e.running.serving import Engines, Job, Prompt, Served
+from e2e.twins.twin import Twin
 
 pytestmark = pytest.mark.full
 

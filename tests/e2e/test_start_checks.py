@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from test_engine import MIXED
 
-from e2e.checks import check_same_tokens
-from e2e.commands import ends
-from e2e.serving import Engines, Job
-from e2e.twin import Twin
+from e2e.judging.checks import check_same_tokens
+from e2e.running.commands import ends
+from e2e.running.serving import Engines, Job
+from e2e.twins.twin import Twin
 
 pytestmark = pytest.mark.newest
 

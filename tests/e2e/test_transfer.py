@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from e2e.checks import SAME
-from e2e.pairs import NEW, Asked, Pair
-from e2e.serving import Engines
+from e2e.judging.checks import SAME
+from e2e.running.pairs import NEW, Asked, Pair
+from e2e.running.serving import Engines
 
 pytestmark = [
     pytest.mark.newest,

@@ -7,11 +7,11 @@ from itertools import zip_longest
 import pytest
 from test_engine import MIXED, SPECULATING
 
-from e2e.checks import OVERLAP, TIGHT
-from e2e.comparison import Error, attention_errors
+from e2e.judging.checks import OVERLAP, TIGHT
 from e2e.records import engine_errors
-from e2e.serving import Engines, Job
-from e2e.twin import Roundings, Twin
+from e2e.running.serving import Engines, Job
+from e2e.twins.comparison import Error, attention_errors
+from e2e.twins.twin import Roundings, Twin
 from xpustack.core.markdown import table
 from xpustack.core.project import Project
 

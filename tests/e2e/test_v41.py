@@ -13,7 +13,8 @@ import pytest
 from test_scenarios import computed
 
 from benchmarks.xpu_path.jobs import V41_MIXED
-from e2e.checks import (
+from e2e.checkpoints.v41 import INDEX_SOURCES, SERVER
+from e2e.judging.checks import (
     OVERLAP,
     TIGHT,
     check_attention,
@@ -21,14 +22,13 @@ from e2e.checks import (
     check_logits,
     check_same_tokens,
 )
-from e2e.choices import sizes
-from e2e.comparison import attention_errors, logits_by_request
-from e2e.ranks import FORKED, PATIENT
-from e2e.serving import SHARING, Engines, Job, Prompt, Served
-from e2e.twin import Roundings
-from e2e.v41 import INDEX_SOURCES, SERVER
-from e2e.v41_checks import STREAMS, check_streams, stream_errors
-from e2e.v41_twin import V41Twin
+from e2e.judging.ranks import FORKED, PATIENT
+from e2e.judging.v41_checks import STREAMS, check_streams, stream_errors
+from e2e.running.choices import sizes
+from e2e.running.serving import SHARING, Engines, Job, Prompt, Served
+from e2e.twins.comparison import attention_errors, logits_by_request
+from e2e.twins.twin import Roundings
+from e2e.twins.v41_twin import V41Twin
 
 pytestmark = pytest.mark.newest
 

@@ -11,13 +11,13 @@ import pytest
 from test_dspark import METHOD, rows_of_steps
 from test_v41 import AS_PUBLISHED, KIND, MIXED, SHORT, TWO_RANKS
 
-from e2e import dspark, v41
-from e2e.checks import check_attention, check_experts, check_same_tokens
-from e2e.choices import sizes
-from e2e.drafts import check_drafts, successors
-from e2e.serving import Engines, EngineStopped, Job, Served
-from e2e.v41_draft import check_draft
-from e2e.v41_draft_twin import V41DraftTwin
+from e2e.checkpoints import dspark, v41
+from e2e.judging.checks import check_attention, check_experts, check_same_tokens
+from e2e.judging.drafts import check_drafts, successors
+from e2e.judging.v41_draft import check_draft
+from e2e.running.choices import sizes
+from e2e.running.serving import Engines, EngineStopped, Job, Served
+from e2e.twins.v41_draft_twin import V41DraftTwin
 
 pytestmark = pytest.mark.newest
 

@@ -16,13 +16,13 @@ from test_dspark import METHOD
 from test_scenarios import computed
 from test_v41 import split
 
-from e2e.checks import ROUNDED, TIGHT
-from e2e.comparison import attention_errors
-from e2e.serving import Engines, Job, Prompt, Served
-from e2e.twin import Roundings
-from e2e.v41 import KV_SOURCES, RATIOS, SERVER, Narrow
-from e2e.v41_draft import contexts_of
-from e2e.v41_twin import V41Twin
+from e2e.checkpoints.v41 import KV_SOURCES, RATIOS, SERVER, Narrow
+from e2e.judging.checks import ROUNDED, TIGHT
+from e2e.judging.v41_draft import contexts_of
+from e2e.running.serving import Engines, Job, Prompt, Served
+from e2e.twins.comparison import attention_errors
+from e2e.twins.twin import Roundings
+from e2e.twins.v41_twin import V41Twin
 
 pytestmark = [pytest.mark.newest, pytest.mark.full]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The float32 twin of V4.1 sees no token before it comes, and every mechanism matters.
 
-`e2e/foreign.py` holds it to an implementation that nobody here wrote.
+`e2e/twins/foreign.py` holds it to an implementation that nobody here wrote.
 """
 
 import random
@@ -10,12 +10,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from e2e import checkpoint, engram, rounding, v41
-from e2e.checks import PLAIN
-from e2e.comparison import relative
-from e2e.serving import Prompt
-from e2e.twin import Given, Roundings
-from e2e.v41_twin import Mixes, V41Twin
+from e2e.checkpoints import checkpoint, engram, v41
+from e2e.judging.checks import PLAIN
+from e2e.running.serving import Prompt
+from e2e.twins import rounding
+from e2e.twins.comparison import relative
+from e2e.twins.twin import Given, Roundings
+from e2e.twins.v41_twin import Mixes, V41Twin
 
 Make = Callable[[type[V41Twin]], V41Twin]
 SEEN = 0.02

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_v41 import KIND, SERVER
 
-from e2e.serving import Engines, EngineStopped, Job, Prompt
+from e2e.running.serving import Engines, EngineStopped, Job, Prompt
 
 pytestmark = [pytest.mark.newest, pytest.mark.full]
 JOB = Job("v4.1, other values", ((Prompt(20, 3, seed=3),),), SERVER, checkpoint=KIND)

@@ -11,23 +11,24 @@ import pytest
 from test_scenarios import computed
 from test_v41 import check
 
-from e2e import dspark, v41, v41_vision
-from e2e.checks import (
+from e2e.checkpoints import dspark, v41
+from e2e.judging.checks import (
     EXPERTS,
     check_attention,
     check_experts,
     check_same_tokens,
     check_tower,
 )
-from e2e.choices import sizes
-from e2e.comparison import feed_forward_errors
+from e2e.judging.v41_checks import STREAMS, stream_errors
+from e2e.judging.v41_draft import check_draft
 from e2e.pictures import Picture
-from e2e.serving import Engines, Job, Prompt, Served
-from e2e.tower import Tower
-from e2e.twin import Roundings
-from e2e.v41_checks import STREAMS, stream_errors
-from e2e.v41_draft import check_draft
-from e2e.v41_vision import V41VisionTwin
+from e2e.running.choices import sizes
+from e2e.running.serving import Engines, Job, Prompt, Served
+from e2e.twins import v41_vision
+from e2e.twins.comparison import feed_forward_errors
+from e2e.twins.tower import Tower
+from e2e.twins.twin import Roundings
+from e2e.twins.v41_vision import V41VisionTwin
 
 pytestmark = pytest.mark.newest
 

@@ -12,8 +12,9 @@ from itertools import pairwise
 import pytest
 from test_scenarios import computed
 
-from e2e import dspark, pictures, vision
-from e2e.checks import (
+from e2e import pictures
+from e2e.checkpoints import dspark, vision
+from e2e.judging.checks import (
     EXPERTS,
     TIGHT,
     check_attention,
@@ -22,14 +23,14 @@ from e2e.checks import (
     check_same_tokens,
     check_tower,
 )
-from e2e.choices import sizes
-from e2e.comparison import attention_errors, feed_forward_errors
-from e2e.drafts import check_drafts
+from e2e.judging.drafts import check_drafts
+from e2e.judging.ranks import FORKED, PATIENT
 from e2e.pictures import Picture
-from e2e.ranks import FORKED, PATIENT
-from e2e.serving import Engines, Job, Prompt, Served
-from e2e.twin import Roundings
-from e2e.vision_twin import VisionTwin, rows_of
+from e2e.running.choices import sizes
+from e2e.running.serving import Engines, Job, Prompt, Served
+from e2e.twins.comparison import attention_errors, feed_forward_errors
+from e2e.twins.twin import Roundings
+from e2e.twins.vision_twin import VisionTwin, rows_of
 
 pytestmark = pytest.mark.newest
 

@@ -209,8 +209,8 @@ def targets(statement: ast.stmt) -> Iterator[ast.expr]:
     [
         *sorted((ROOT / "emulated_xpu").glob("*.py")),
         *sorted((ROOT / "emulated_xpu/ops").glob("*.py")),
-        ROOT / "e2e/engine_ops.py",
-        ROOT / "e2e/recording.py",
+        ROOT / "e2e/inside/engine_ops.py",
+        ROOT / "e2e/inside/recording.py",
     ],
     ids=lambda file: file.name,
 )

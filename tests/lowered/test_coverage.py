@@ -4,9 +4,9 @@
 import pytest
 from device_choice import RAN
 
-from aot.cases import cases
-from aot.record import record_cases
-from aot.shapes import Sizes
+from aot.calls.cases import cases
+from aot.calls.record import record_cases
+from aot.calls.shapes import Sizes
 
 SMALL = Sizes(heads=(("H8", 8),), tokens=(2,), chunks=(17,), requests=(1,))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.memory import FLASH, PRO, Model
-from e2e import checkpoint
+from e2e.checkpoints import checkpoint
 from planner.checkpoints import NAMED, headers
 from planner.programs import shapes
 

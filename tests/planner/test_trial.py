@@ -29,7 +29,7 @@ def test_the_key_covers_all_that_a_start_imports() -> None:
         "planner/trial.py",
         "emulated_xpu/worker.py",
         "benchmarks/memory.py",
-        "e2e/dspark.py",
+        "e2e/checkpoints/dspark.py",
         "e2e/pictures.py",
     }
     assert "planner/choices.py" not in names

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.chat_drafts import ALONE, DSPARK, server_with
-from e2e.chat_requests import spoken
-from e2e.server import Server
-from e2e.serving import Engines
+from e2e.running.chat_drafts import ALONE, DSPARK, server_with
+from e2e.running.chat_requests import spoken
+from e2e.running.server import Server
+from e2e.running.serving import Engines
 from xpustack.base.releases import load
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text, read_rows

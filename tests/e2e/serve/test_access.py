@@ -13,10 +13,10 @@ import pytest
 from fenced import block
 from test_faults import NEVER, eventually
 
-from e2e import container
-from e2e.container import Container
-from e2e.server import MODEL, Server
-from e2e.serving import Engines
+from e2e.running import container
+from e2e.running.container import Container
+from e2e.running.server import MODEL, Server
+from e2e.running.serving import Engines
 
 pytestmark = pytest.mark.newest
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from e2e.chat import END, MAX_LENGTH, SPECIAL
-from e2e.chat_drafts import asked_of
-from e2e.server import MODEL, Server, checkpoint_of
-from e2e.serving import Engines, Job, Prompt, Served
+from e2e.checkpoints.chat import END, MAX_LENGTH, SPECIAL
+from e2e.running.chat_drafts import asked_of
+from e2e.running.server import MODEL, Server, checkpoint_of
+from e2e.running.serving import Engines, Job, Prompt, Served
 
 pytestmark = pytest.mark.newest
 

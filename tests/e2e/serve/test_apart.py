@@ -11,11 +11,11 @@ from typing import Any
 import psutil
 import pytest
 
-from e2e.chat import SPECIAL
-from e2e.checks import MARGIN
-from e2e.pairs import side_channel
-from e2e.server import MODEL, Server
-from e2e.serving import Engines
+from e2e.checkpoints.chat import SPECIAL
+from e2e.judging.checks import MARGIN
+from e2e.running.pairs import side_channel
+from e2e.running.server import MODEL, Server
+from e2e.running.serving import Engines
 
 pytestmark = [
     pytest.mark.newest,

@@ -10,10 +10,10 @@ import psutil
 import pytest
 from test_faults import NEVER, RUNNING, ask, eventually, outcome
 
-from e2e import container
-from e2e.container import Container
-from e2e.server import Server
-from e2e.serving import Engines
+from e2e.running import container
+from e2e.running.container import Container
+from e2e.running.server import Server
+from e2e.running.serving import Engines
 
 pytestmark = [pytest.mark.newest, pytest.mark.full]
 

@@ -13,8 +13,8 @@ import openai
 import psutil
 import pytest
 
-from e2e.server import MODEL, Server
-from e2e.serving import Engines
+from e2e.running.server import MODEL, Server
+from e2e.running.serving import Engines
 from xpustack.base.releases import load
 
 pytestmark = pytest.mark.newest

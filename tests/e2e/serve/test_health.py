@@ -3,7 +3,7 @@
 
 import pytest
 
-from e2e.server import MODEL, Server
+from e2e.running.server import MODEL, Server
 from xpustack.release import served
 
 pytestmark = pytest.mark.newest

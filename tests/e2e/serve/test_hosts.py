@@ -11,10 +11,10 @@ import openai
 import pytest
 from test_faults import RUNNING, eventually
 
-from e2e import hosts
-from e2e.hosts import Host
-from e2e.server import MODEL, READY, Program, Server
-from e2e.serving import Engines
+from e2e.running import hosts
+from e2e.running.hosts import Host
+from e2e.running.server import MODEL, READY, Program, Server
+from e2e.running.serving import Engines
 from xpustack.release import served
 
 pytestmark = [pytest.mark.newest, pytest.mark.full]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from e2e.checks import MARGIN
-from e2e.server import MODEL, Server
+from e2e.judging.checks import MARGIN
+from e2e.running.server import MODEL, Server
 
 pytestmark = pytest.mark.newest
 

@@ -9,17 +9,18 @@ from dataclasses import replace
 
 import pytest
 
-from e2e import checks, dspark
-from e2e.chat import ASSISTANT, SPECIAL, THOUGHT, USER
-from e2e.chat_drafts import ACCEPTED, ALONE, DRAFTING, DSPARK
+from e2e.checkpoints import dspark
+from e2e.checkpoints.chat import ASSISTANT, SPECIAL, THOUGHT, USER
+from e2e.checkpoints.v41 import SERVER
+from e2e.checkpoints.v41_chat import FIRST, Chat
+from e2e.checkpoints.vision import Vision
+from e2e.judging import checks
 from e2e.pictures import Picture, block
-from e2e.server import MODEL, Server
-from e2e.serving import Engines, Job, Prompt
-from e2e.twin import Roundings
-from e2e.v41 import SERVER
-from e2e.v41_chat import FIRST, Chat
-from e2e.vision import Vision
-from e2e.vision_twin import VisionTwin
+from e2e.running.chat_drafts import ACCEPTED, ALONE, DRAFTING, DSPARK
+from e2e.running.server import MODEL, Server
+from e2e.running.serving import Engines, Job, Prompt
+from e2e.twins.twin import Roundings
+from e2e.twins.vision_twin import VisionTwin
 
 pytestmark = [pytest.mark.newest, pytest.mark.full]
 

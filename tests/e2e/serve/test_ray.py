@@ -11,10 +11,10 @@ from contextlib import closing
 import pytest
 from test_hosts import BOTH, answers
 
-from e2e import hosts
-from e2e.hosts import Host
-from e2e.server import Server, server_environment
-from e2e.serving import Engines
+from e2e.running import hosts
+from e2e.running.hosts import Host
+from e2e.running.server import Server, server_environment
+from e2e.running.serving import Engines
 from xpustack.core.process import Runner
 
 pytestmark = [pytest.mark.newest, pytest.mark.full]

@@ -7,9 +7,9 @@ from typing import Any
 import openai
 import pytest
 
-from e2e.chat import MAX_LENGTH
-from e2e.server import MODEL, Server
-from e2e.serving import Engines
+from e2e.checkpoints.chat import MAX_LENGTH
+from e2e.running.server import MODEL, Server
+from e2e.running.serving import Engines
 from xpustack.base.releases import load
 
 pytestmark = pytest.mark.newest

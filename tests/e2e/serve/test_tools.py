@@ -9,10 +9,10 @@ import pytest
 from openai import BadRequestError
 from tokenizers import Tokenizer
 
-from e2e.chat_drafts import asked_of
-from e2e.chat_requests import CALL, PLAIN, SCHEMA, THINKING, TOOL, WORD
-from e2e.chat_requests import ask as ask_server
-from e2e.server import Server
+from e2e.running.chat_drafts import asked_of
+from e2e.running.chat_requests import CALL, PLAIN, SCHEMA, THINKING, TOOL, WORD
+from e2e.running.chat_requests import ask as ask_server
+from e2e.running.server import Server
 
 pytestmark = pytest.mark.newest
 

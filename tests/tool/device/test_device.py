@@ -492,7 +492,7 @@ def test_what_was_tuned_is_not_taken_in(
 def test_a_calibrated_constant_reaches_the_model(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aot import model
+    from aot.costs import model
 
     assert call(checkout).exit_code == 0
     assert ingest(checkout / ".device/xpu/report/report.json").exit_code == 0

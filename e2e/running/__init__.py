@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees, engines and servers, started and asked."""

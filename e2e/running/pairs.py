@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two engines that one job names: the first reads prompts, the second answers them from
+the pages that NIXL brings."""
+
+import importlib.util
+import json
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from e2e.checkpoints import checkpoint
+from e2e.running.server import open_port
+from e2e.running.serving import IMPORTED, Engines
+from xpustack.base.releases import load
+
+LONGEST = 700
+ENGINE = {
+    "enable_prefix_caching": True,
+    "kv_cache_memory_bytes": 64 << 20,
+    "max_logprobs": -1,
+    "max_model_len": LONGEST,
+    "max_num_batched_tokens": LONGEST,
+    "max_num_seqs": 2,
+}
+"""What both engines take, besides those of every job."""
+LONG = "twice as long"
+"""The checkpoint's name."""
+NEW = 3
+"""Tokens of an answer that is compared."""
+
+
+class Long(checkpoint.Writer):
+    """Writes DeepSeek's formats, for prompts of 600 tokens."""
+
+    size = replace(checkpoint.FLASH, length=1024)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt of random tokens, and how it is read."""
+
+    length: int
+    chunk: int = LONGEST
+    """The most tokens of a step."""
+    answered: bool = False
+    """Whether the first engine answers it too, and answers are compared."""
+    sender_knows: int = 0
+    """How many tokens of its beginning the first engine has read before."""
+    receiver_knows: int = 0
+    overwritten: bool = False
+    """Whether a byte is overwritten before the second engine fetches it."""
+
+    def order(self, seed: int) -> dict[str, Any]:
+        """The prompt as `transfer.py` takes it."""
+        chosen = random.Random(seed)
+        tokens = [
+            chosen.randrange(2, checkpoint.VOCABULARY) for _ in range(self.length)
+        ]
+        return {
+            "tokens": tokens,
+            "new": NEW if self.answered else 1,
+            "chunk": self.chunk,
+            "answered": self.answered,
+            "sender_knows": self.sender_knows,
+            "receiver_knows": self.receiver_knows,
+            "overwritten": self.overwritten,
+        }
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The engines, and what they are asked one after the other."""
+
+    name: str
+    buffers: str
+    """Where NIXL reads and writes: `xpu` or `cpu`."""
+    asked: tuple[Asked, ...]
+    engine: tuple[tuple[str, Any], ...] = ()
+
+    def serve(self, engines: Engines, release: str) -> list[dict[str, Any]]:
+        """What `transfer.py` gives of each prompt.
+
+        Raises:
+            EngineStopped: an engine ended with an error.
+        """
+        engines.add_checkpoint(LONG, Long(0))
+        order = engines.work / f"{release}-{self.name}.json"
+        order.write_text(
+            json.dumps(
+                {
+                    "model": str(engines.written(LONG)[0]),
+                    "engine": {**ENGINE, **dict(self.engine)},
+                    "transfer": {
+                        "kv_connector": "NixlConnector",
+                        "kv_buffer_device": self.buffers,
+                    },
+                    "splits_keys": False,
+                    "packages": [str(packages())],
+                    "sender_environment": side_channel(),
+                    "receiver_environment": side_channel(),
+                    "prompts": [a.order(n) for n, a in enumerate(self.asked)],
+                }
+            )
+        )
+        answer = order.with_suffix(".answer")
+        pinned = load(engines.project)[release]
+        words = ("e2e.inside.transfer", str(order), str(answer))
+        engines.run(pinned, True, words, IMPORTED)
+        found: list[dict[str, Any]] = json.loads(answer.read_text())
+        return found
+
+
+def packages() -> Path:
+    """The folder with NIXL.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    found = importlib.util.find_spec("nixl")
+    if found is None or found.origin is None:
+        raise RuntimeError("there is no nixl: `tox -e hosts` installs it")
+    return Path(found.origin).parents[1]
+
+
+def side_channel() -> dict[str, str]:
+    """Where an engine listens: on this machine alone."""
+    return {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(open_port()),
+        "UCX_TLS": "tcp",
+        "UCX_NET_DEVICES": "lo",
+    }
