@@ -42,8 +42,10 @@ class PromptEnd:
             return None
         layers, source = config.num_hidden_layers, max(config.kv_source_layer_ids)
         stages = vllm_config.parallel_config.pipeline_parallel_size
-        # Later layers read the source's entries, so both must be on the last stage.
-        if get_pp_indices(layers, stages - 1, stages)[0] > source:
+        # Later layers read the source's entries, so both must be on the last stage; and
+        # a stage's first layer has other inputs than those that replay begins with.
+        first = get_pp_indices(layers, stages - 1, stages)[0]
+        if stages > 1 and first >= source:
             return None
         window, depth = config.sliding_window, layers - 1 - source
         engram = getattr(config, "engram_layer_ids", None) or ()
