@@ -167,7 +167,7 @@ def test_a_refusal_of_the_release_is_passed_on(release: Release):
 def test_the_command_is_the_documented_one(release: Release):
     """Flags, order and values of the page's section Serve."""
     page = (PROJECT.root / "docs/deploying.md").read_text("utf-8")
-    documented = page.partition("## Serve")[2].partition("```sh\n")[2]
+    documented = page.partition("## Serve")[2].partition("```sh serve\n")[2]
     documented = " ".join(documented.partition("```")[0].replace("\\\n", "").split())
     split = attempt(4, 4, 10, room=37)
     assert choices.serve(wanted("b60", 16), split) == documented

@@ -354,6 +354,24 @@ def test_servers_that_keep_all_rows(tmp_path: Path, options: dict[str, Any]) -> 
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
+def test_other_platforms_keep_their_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their scheduler leaves no rows out."""
+    try:
+        module = layout.module("vllm.v1.core.prompt_end")
+    except ModuleNotFoundError:  # before the step
+        pass
+    else:
+        another = layout.another_platform(module.current_platform)
+        monkeypatch.setattr(module, "current_platform", another)
+    scheduler = scheduler_of(tmp_path)
+    assert computed(scheduler, request(list(range(5000)))) == 5000
+
+
+@pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_other_models_keep_all_rows(tmp_path: Path) -> None:
     scheduler = scheduler_of(tmp_path, SMALL, caching=True)
     scheduler.kv_cache_manager.prompt_end = None
