@@ -192,7 +192,7 @@ class Server(Program):
             base_url=f"{self.url}/v1",
             api_key=key,
             max_retries=0,
-            timeout=120,
+            timeout=READY,
             # A server closes what is idle for five seconds, perhaps as it is used.
             default_headers={"Connection": "close"},
         )
@@ -236,7 +236,7 @@ class Server(Program):
             method=method,
         )
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=READY) as answer:
                 return answer.status, answer.read().decode(errors="replace")
         except urllib.error.HTTPError as error:
             with error:
