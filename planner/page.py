@@ -11,10 +11,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from benchmarks.memory import DEVICES
+from planner.asked import short
 from planner.checkpoints import NAMED
 from xpustack.core.markdown import table
 from xpustack.core.project import Project
@@ -110,19 +111,25 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
+def plans_of(rows: Iterable[Row]) -> Iterator[list[str]]:
+    """The words of the command that plans each machine of the rows."""
+    models = {one.label: name for name, one in NAMED.items()}
+    devices = {one.name: short(one) for one in DEVICES}
+    for release, model, device, count, context, concurrency in _by_machine(rows):
+        yield [
+            *("plan", release),
+            *("--model", models[model]),
+            *("--device", devices[device]),
+            *("--count", count),
+            *("--context", context),
+            *("--concurrency", concurrency),
+        ]
+
+
 def again(project: Project, rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
     """What `plan --json` prints of each machine now, after its command."""
-    models = {one.label: name for name, one in NAMED.items()}
-    for release, model, device, count, context, concurrency in _by_machine(rows):
-        options = {
-            "--model": models[model],
-            "--device": device,
-            "--count": count,
-            "--context": context,
-            "--concurrency": concurrency,
-        }
-        words = ("plan", release, *chain.from_iterable(options.items()), "--json")
-        command = (sys.executable, "-m", "xpustack", *words)
+    for words in plans_of(rows):
+        command = (sys.executable, "-m", "xpustack", *words, "--json")
         # A plan that fits nowhere is one, too: its status tells, and it prints JSON.
         run = subprocess.run(
             command, cwd=project.root, stdout=subprocess.PIPE, text=True

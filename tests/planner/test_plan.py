@@ -315,6 +315,22 @@ def test_the_page_shows_the_rows():
     assert with_section(page, plans.SECTION, plans.shown(rows)) == page.read_text()
 
 
+def test_each_machine_of_the_rows_can_be_planned_again():
+    rows = read_rows(PROJECT.root / plans.DATA)
+    found = list(plans.plans_of(rows))
+    assert len(found) == len(
+        {tuple(row[name] for name in plans.MACHINE) for row in rows}
+    )
+    for _, release, *options in found:
+        given = dict(zip(options[::2], options[1::2], strict=True))
+        assert load(PROJECT)[release]
+        machine = [row for row in rows if row["release"] == release]
+        assert asked.device(given["--device"]).name in {
+            row["device"] for row in machine
+        }
+        assert NAMED[given["--model"]].label in {row["model"] for row in machine}
+
+
 def test_a_plan_replaces_the_rows_of_its_machine():
     choice = {
         "split": "TP 8",

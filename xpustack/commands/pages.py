@@ -73,15 +73,17 @@ def renew(*, run: bool = False, answer: Reply) -> None:
     """Show which rows of docs/data are of an earlier tree, and what makes them anew.
 
     Args:
-        run: Run those commands, but for the ones that need a GPU: hours.
+        run: Run those commands, which takes hours.
     """
     with working() as (project, _):
         older = [age for age in made.ages(project) if age.older]
-        commands = list(dict.fromkeys(age.command for age in older))
+        commands = list(dict.fromkeys(age.command for age in older if age.command))
         answer.data = {"older": older, "commands": commands}
         shown = ("table", "release", "current", "older", "since")
         rows = [{name: getattr(age, name) for name in shown} for age in older]
         answer.table(rows, shown)
+        for table, by in {age.table: age.by for age in older if age.by}.items():
+            answer.say(f"{table}.csv: {by}")
         for one in commands:
             answer.say(f"next: {one}")
             if run and subprocess.call(one, shell=True, cwd=project.root):

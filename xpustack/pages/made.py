@@ -22,7 +22,6 @@ from xpustack.series.recorded import read_trees
 FOLDER = "docs/data"
 TABLES = f"{FOLDER}/tables.toml"
 TREE, MADE = "tree_id", "made"
-COLUMNS = (TREE, MADE)
 UNKNOWN = ""
 """The tree of rows that were made before rows named it."""
 _SHORT = 12
@@ -35,13 +34,11 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         key: the columns that name a row; empty where rows are of no release's tree.
         command: writes the rows.
-        gpu: it needs a GPU.
-        by: who keeps the rows where no command does.
+        by: who keeps the rows where no command of this machine does.
     """
 
     key: tuple[str, ...] = ()
     command: str = ""
-    gpu: bool = False
     by: str = ""
 
 
@@ -84,7 +81,7 @@ class Age(msgspec.Struct, frozen=True):
     older: int
     since: str
     command: str
-    gpu: bool
+    by: str
 
 
 def ages(project: Project) -> Iterator[Age]:
@@ -109,7 +106,7 @@ def ages(project: Project) -> Iterator[Age]:
                 len(older),
                 min(filter(None, older), default=""),
                 table.command,
-                table.gpu,
+                table.by,
             )
 
 
@@ -127,12 +124,15 @@ def checked(project: Project, name: str, table: Table) -> list[dict[str, str]]:
                 f"a row has {row.get(TREE)!r} for the id of its tree",
                 path=path,
                 detail=[", ".join(row[column] for column in table.key)],
-                hint=table.command,
+                hint=table.command or table.by,
             )
     cells = Counter(tuple(row[column] for column in table.key) for row in rows)
     if twice := [", ".join(cell) for cell, count in cells.items() if count > 1]:
         raise UsageError(
-            "two rows are of one cell", path=path, detail=twice, hint=table.command
+            "two rows are of one cell",
+            path=path,
+            detail=twice,
+            hint=table.command or table.by,
         )
     return rows
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from xpustack.__main__ import app
+from xpustack.core.project import Project
+from xpustack.pages.made import tables
 from xpustack.release.ship import COMPANION_FILES
 
 ROOT = Path(__file__).parents[3]
@@ -47,6 +49,19 @@ def test_a_command_of_ours_takes_its_words(page: str):
             assert unknown == [], words
         if words[:2] in (["python", "-m"], ["python3", "-m"]) and "." not in words[2]:
             assert importlib.util.find_spec(words[2]), words
+
+
+def test_a_command_that_renews_rows_is_one_of_ours():
+    settings = (ROOT / "tox.ini").read_text()
+    for table in tables(Project(ROOT)).values():
+        words = shlex.split(table.command)
+        if words[:1] == ["xpustack"]:
+            _, _, unknown, *_ = app.parse_known_args(words[1:])
+            assert unknown == [], words
+        elif words:
+            assert f"[testenv:{words[words.index('-e') + 1]}]" in settings, words
+        if "python" in words:
+            assert importlib.util.find_spec(words[words.index("-m") + 1]), words
 
 
 @pytest.mark.parametrize("page", PAGES)

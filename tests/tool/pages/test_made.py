@@ -4,6 +4,7 @@
 from pathlib import Path
 
 import pytest
+from command_line import invoke
 from tiny_stack import TinyStack
 
 from xpustack.core.errors import UsageError
@@ -60,6 +61,25 @@ def test_a_malformed_entry_is_named(stack: TinyStack):
     stack.write(made.TABLES, TABLES + "maker = 1\n")
     with pytest.raises(UsageError, match=r"tables\.toml: .*maker"):
         list(made.ages(stack.project))
+
+
+def test_renew_runs_the_commands_of_older_rows(
+    stack: TinyStack, monkeypatch: pytest.MonkeyPatch
+):
+    stack.write("docs/data/runs.csv", HEADS + "v2.0,a,,\n")
+    stack.write("docs/data/kept.csv", HEADS + "v2.0,a,,\n")
+    kept = '[kept]\nkey = ["release", "asked"]\nby = "a person"\n'
+    stack.write(made.TABLES, TABLES.replace("make runs", "touch made") + kept)
+    monkeypatch.chdir(stack.project.root)
+    done = invoke("renew")
+    assert (done.exit_code, done.stdout.count("touch made")) == (0, 1)
+    assert "kept.csv: a person" in done.stdout
+    assert not (stack.project.root / "made").exists()
+    assert invoke("renew", "--run").exit_code == 0
+    assert (stack.project.root / "made").exists()
+    stack.write(made.TABLES, TABLES.replace("make runs", "false") + kept)
+    failed = invoke("renew", "--run")
+    assert failed.exit_code and "no new rows: this failed: false" in failed.output
 
 
 def test_each_file_of_rows_says_what_makes_it(real_project: Project):
