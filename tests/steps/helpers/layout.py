@@ -7,7 +7,7 @@ real parts from what it says. Step tests ask these and never look at a version.
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -84,6 +84,11 @@ def unchanged_with_xpu_folder(test: Any) -> Any:
     """Mark a test `unchanged` where upstream's XPU path is already right. Elsewhere it
     fails before the step."""
     return pytest.mark.unchanged(test) if WITH_XPU_FOLDER else test
+
+
+def unchanged_since(*release: int) -> Callable[[Any], Any]:
+    """Mark a test `unchanged` from an upstream release on, which is right since."""
+    return pytest.mark.unchanged if release <= RELEASE else lambda test: test
 
 
 def module(name: str) -> ModuleType:
