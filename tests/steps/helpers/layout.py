@@ -52,9 +52,6 @@ O_PROJECTION_IN_FP8 = RELEASE >= (0, 31)
 O_PROJECTION_IN_BF16 = WITH_XPU_FOLDER and not O_PROJECTION_IN_FP8
 # What the model calls of the hyper-connections inside a layer.
 HYPER_CONNECTIONS = ("pre", "post", "fused")
-# XPU quantizes the indexer's query by Triton's kernel of all platforms: later releases
-# have an op for it.
-INDEXER_QUERY_IN_TRITON = WITH_XPU_FOLDER and RELEASE < (0, 31)
 # Who may multiply by FP8 weights in blocks on XPU. The op's product with scales of 32
 # values came to vllm-xpu-kernels together with that of FP4.
 BLOCK_FP8_BACKENDS = ["auto", "triton", "fp32"]
