@@ -16,7 +16,12 @@ from upstream.folder import ExportState, Place, previous_export, write_export
 from upstream.form import is_kernel
 from upstream.labels import RULES, labels
 from upstream.notes import Notes, read_notes
-from upstream.preconditions import require_checked, require_clean, test_commits
+from upstream.preconditions import (
+    require_checked,
+    require_clean,
+    require_imports,
+    test_commits,
+)
 from upstream.pull_request import PullRequest, title_problem
 from upstream.search import Standings
 from upstream.texts import TEMPLATE, Template, texts
@@ -96,7 +101,9 @@ def export(
         ],
     )
     with Checker(project, cache) as checker:
-        found = Standings(checker, series, base)
+        if clone is not None:
+            require_imports(checker, series, base)
+        found = Standings(checker, series, base, _recorded(project, series))
         requests = tuple(_requests(project, found, wanted, notes))
     for request in requests:
         for title in (request.title, *(step.subject for step in request.steps)):
@@ -173,7 +180,9 @@ def standings(
     wanted, notes = _wanted(project, release, series, slugs)
     again = wanted.union(*(notes[slug].along for slug in wanted))
     with Checker(project, cache) as checker:
-        found = Standings(checker, series, base)
+        if clone is not None:
+            require_imports(checker, series, base)
+        found = Standings(checker, series, base, _recorded(project, series))
         for slug in (tree.slug for tree in series.steps if tree.slug not in again):
             if slug in known:
                 found.take(slug, known[slug])
@@ -207,24 +216,33 @@ def _wanted(
     return wanted - {slug for note in notes.values() for slug in note.along}, notes
 
 
+def _recorded(project: Project, series: Series) -> dict[str, tuple[str, ...]]:
+    """The earlier steps that the notes of each step name."""
+    found: dict[str, tuple[str, ...]] = {}
+    for tree in series.steps:
+        note = read_notes(project, tree.slug)
+        named = (*note.along, *note.after)
+        found[tree.slug] = tuple(slug for slug in named if slug in found)
+    return found
+
+
 def _requests(
     project: Project, found: Standings, wanted: set[str], notes: Mapping[str, Notes]
 ) -> Iterator[PullRequest]:
     """The requests in the series' order, each with where its steps stand."""
-    subjects = {tree.slug: tree.step.subject for tree in found.source.steps}
-    for slug in (slug for slug in subjects if slug in wanted):
+    order = [tree.slug for tree in found.source.steps]
+    for slug in (slug for slug in order if slug in wanted):
         note = notes[slug]
         for each in note.after:
-            require_step(list(subjects), each, found.source.base.release.name)
-        own = found.of(slug, note.along)
-        commits = (*map(found.of, note.along), own)
+            earlier = order[: order.index(slug)]
+            require_step(earlier, each, found.source.base.release.name)
+        commits = tuple(map(found.of, (*note.along, slug)))
         steps = [standing.step.step for standing in commits]
         lines = sum(
             changed_lines(step) + new_file_lines(overlay_files(project, step))
             for step in steps
         )
-        also = tuple(subjects[each] for each in note.after if each not in own.needs)
-        yield PullRequest(commits, note, branch_of(slug), lines, also=also)
+        yield PullRequest(commits, note, branch_of(slug), lines)
 
 
 def _exported(

@@ -12,11 +12,16 @@ from xpustack.base.releases import Release
 from xpustack.checks.checker import Checker, Proof
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
+from xpustack.core.process import clean_environment
 from xpustack.core.project import Project
 from xpustack.series.result import Result
-from xpustack.series.tree import Series, StepTree
+from xpustack.series.tree import BaseTree, Series, StepTree
+from xpustack.steptest.environment import NOT_COMPILED, vllm_variables
 from xpustack.steptest.material import Material
-from xpustack.steptest.step_test import StepTest
+from xpustack.steptest.server import ENVIRONMENT
+from xpustack.steptest.step_test import IMPORT_IS_THE_DEFECT, LIMIT, XPU, StepTest
+
+_SHOWN = 12
 
 
 def require_checked(release: Release, step_proofs: Sequence[Proof]) -> None:
@@ -34,6 +39,43 @@ def require_checked(release: Release, step_proofs: Sequence[Proof]) -> None:
                 f"{proof.step.slug}: {', '.join(proof.missing)}" for proof in unproven
             ],
             hint=f"xpustack check {release.name}",
+        )
+
+
+def require_imports(checker: Checker, series: Series, base: BaseTree) -> None:
+    """Require that DeepSeek-V4 can be imported from a base, unless a step of the series
+    is what makes it so: else every test fails there.
+
+    Raises:
+        CheckFailed: it cannot; the end of the trace is in the error.
+    """
+    if IMPORT_IS_THE_DEFECT.intersection(tree.slug for tree in series.steps):
+        return
+    built, cache, files = checker.build(base, NO_TIP), checker.cache, checker.support
+    cache.progress(f"importing vLLM of {base.release.name}")
+    with cache.scratch() as work:
+        output = work / "output.txt"
+        support = checker.server.folder(cache, files.digest, files.lay_out)
+        path = [built.installed, support]
+        kernels = base.release.xpu_kernels.version
+        variables = vllm_variables(kernels, XPU.entry_point, work, path)
+        done = checker.server.run(
+            [f"{XPU.ahead}"],
+            cwd=work,
+            path=path,
+            env=clean_environment(
+                **{**ENVIRONMENT, **variables, **NOT_COMPILED, "TMPDIR": str(work)}
+            ),
+            output=output,
+            limit=LIMIT,
+        )
+        printed = output.read_text("utf-8", "replace") if output.is_file() else ""
+    if done.status or done.died:
+        raise CheckFailed(
+            "DeepSeek-V4 does not import from the base, so no step can be tested there",
+            release=base.release.name,
+            detail=printed.rstrip().splitlines()[-_SHOWN:] or [done.died],
+            hint="a commit that imports, with what requirements/constraints.txt pins",
         )
 
 

@@ -35,8 +35,6 @@ class PullRequest:
         kernels: the lines of kernels that it brings.
         lint: what the base's own hooks say of the branch.
         labels: those that the base's rules give it.
-        also: the subjects of steps that must be merged first although its tests pass
-            without them.
         alone: the result of the exported commit's own test run, None if that was not
             asked for.
     """
@@ -48,7 +46,6 @@ class PullRequest:
     kernels: int = 0
     lint: str = ""
     labels: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
     alone: Result | None = None
 
     @property
@@ -97,7 +94,7 @@ class PullRequest:
     @property
     def stands_shortly(self) -> str:
         """The same with the number of steps that come first, not their names."""
-        count = len({*self.needs, *self.notes.after})
+        count = len(self.needs)
         if not count or self.standing.state != "stands":
             return self.stands
         return f"after {count} other step{'s' * (count > 1)}"

@@ -2,11 +2,12 @@
 """Where a step can stand: on the base alone, or after which earlier steps.
 
 A step needs an earlier one if it does not merge onto the base without it, if it names a
-module that the earlier one adds, or if its own test is not red before and green after
-without it. The smallest such set is looked for, and the step is tested on it.
+module that the earlier one adds, if its own test is not red before and green after
+without it, or if its notes say so. The smallest such set is looked for, and the step is
+tested on it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -34,11 +35,14 @@ class Standings:
     Args:
         source: the series, whole.
         base: where the steps are to stand.
+        recorded: the earlier steps that a person named for a step, which no search
+            finds.
     """
 
     checker: Checker
     source: Series
     base: BaseTree
+    recorded: Mapping[str, Slugs] = field(default_factory=dict)
     _found: dict[str, Standing] = field(default_factory=dict)
     _stacks: dict[Slugs, "Tree | CarriedStep"] = field(default_factory=dict)
     _varied: set[str] = field(default_factory=set)
@@ -48,14 +52,10 @@ class Standings:
         """Take a step as standing on some earlier ones, where it was tested before."""
         self._found[slug] = Standing(self._steps[slug], "stands", needs)
 
-    def of(self, slug: str, along: Iterable[str] = ()) -> Standing:
-        """Where a step stands.
-
-        Args:
-            along: earlier steps that it takes along whether it needs them or not.
-        """
+    def of(self, slug: str) -> Standing:
+        """Where a step stands."""
         if slug not in self._found:
-            self._found[slug] = self._find(self._steps[slug], tuple(along))
+            self._found[slug] = self._find(self._steps[slug])
         return self._found[slug]
 
     def together(self) -> Series | None:
@@ -73,9 +73,9 @@ class Standings:
     def _steps(self) -> dict[str, StepTree]:
         return {tree.slug: tree for tree in self.source.steps}
 
-    def _find(self, step: StepTree, along: Slugs) -> Standing:
+    def _find(self, step: StepTree) -> Standing:
         self.checker.cache.progress(f"looking where {step.slug} can stand")
-        named = [*along, *self._named(step)]
+        named = [*self.recorded.get(step.slug, ()), *self._named(step)]
         missing = [
             slug for slug in named if self.of(slug).state not in ("stands", "upstream")
         ]

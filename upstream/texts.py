@@ -103,7 +103,7 @@ def _what_next(
         return _OPEN, request.stands
     if not request.for_upstream:
         return _OURS, request.upstream_status
-    if request.needs or request.also:
+    if request.needs:
         first = _nearest(request, requests)
         return _WAIT, f"{first}; {related}" if related else first
     if request.lines > LARGE:
@@ -114,7 +114,7 @@ def _what_next(
 
 def _nearest(request: PullRequest, requests: Sequence[PullRequest]) -> str:
     """The requests that one waits for, less those that these wait for themselves."""
-    first = (*request.needs, *request.notes.after)
+    first = request.needs
     commits = {commit.slug: each for each in requests for commit in each.commits}
     further = {
         slug for need in first if need in commits for slug in commits[need].needs

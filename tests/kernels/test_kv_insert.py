@@ -81,7 +81,7 @@ def test_insert_k_strided_and_int32(kind, device):
 
 
 def test_insert_k_exact_powers(device):
-    """N10: amax = 448 * 2^k takes exponent k; the next bf16 value takes k + 1."""
+    """amax = 448 * 2^k takes exponent k; the next bf16 value takes k + 1."""
     k = torch.arange(-21, 21)
     rows = torch.zeros(2 * len(k), 512)
     largest = torch.ldexp(torch.full((len(k),), 448.0), k)

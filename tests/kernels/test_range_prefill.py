@@ -129,6 +129,16 @@ def test_equals_what_lists_of_indices_give(ratio, device):
     assert_within(by_index, ranges.double(), bound.double())
 
 
+def test_keys_of_nan_stay_with_their_request(device):
+    arguments = batch(device, [(300, 3), (131, 5), (7, 2)])
+    before = interface(**arguments)
+    arguments["kv"][1] = float("nan")
+    after = interface(**arguments)
+    assert bool(after[3:8].isnan().all())
+    for others in (slice(3), slice(8, None)):
+        assert torch.equal(after[others], before[others])
+
+
 def test_no_window_begins_before_the_gathered_rows(device):
     arguments = batch(device, [(300, 4)])
     arguments["kv"][0, 5:26] = float("nan")

@@ -21,6 +21,10 @@ def _apply_kernel(x_ptr, out_ptr, count, WHAT: tl.constexpr, BLOCK: tl.constexpr
         y = e4m3_exponent(x)
     elif WHAT == "e2m1_exponent":
         y = e2m1_exponent(x)
+    elif WHAT == "e4m3_log2":
+        y = tl.ceil(tl.log2(x * (1.0 / 448.0))).to(tl.int32) + 127
+    elif WHAT == "e2m1_log2":
+        y = tl.ceil(tl.log2(x * (1.0 / 6.0))).to(tl.int32) + 127
     elif WHAT == "e4m3_code":
         y = e4m3_code(x)
     else:
@@ -70,6 +74,21 @@ def test_exponent_of_random_values(device):
     got = apply("e4m3_exponent", x.to(device))
     want = block_exponent(x.double()[:, None], 1, 448.0, 0.0)[:, 0]
     assert torch.equal(got.cpu().long(), want)
+
+
+@pytest.mark.parametrize(
+    ("what", "largest", "least"), [("e4m3", 448.0, 1e-4), ("e2m1", 6.0, 6 * 2.0**-126)]
+)
+def test_upstream_finds_the_same_exponent_of_every_bf16(what, largest, least, device):
+    """By ceil(log2(amax / largest)), as its kernels for compressed keys take it: their
+    amax are BF16 values, and none is near enough to a power of two to round to it."""
+    x = torch.arange(1, 0x7F80).to(torch.int16).view(torch.bfloat16).float()
+    x = x.clamp(min=least)
+    want = block_exponent(x.double()[:, None], 1, largest, 0.0)[:, 0]
+    for how in ("log2", "exponent"):
+        got = apply(f"{what}_{how}", x.to(device)).cpu().long()
+        wrong = x[got != want]
+        assert not len(wrong), f"by {how}: {len(wrong)} of {len(x)}, such as {wrong[0]}"
 
 
 def test_e4m3_code_of_every_bf16(device):

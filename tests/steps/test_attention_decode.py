@@ -10,6 +10,7 @@ from helpers.common_ops import TestDraft, TestMixedIndices, TestSharedOps  # noq
 TOLERANCE = 4e-3
 
 
+@layout.unchanged_with_xpu_folder
 @pytest.mark.parametrize("ratio", attention_batch.RATIOS)
 def test_sinks_weigh_in(ratio: int) -> None:
     sinks = random_sinks()
@@ -20,6 +21,7 @@ def test_sinks_weigh_in(ratio: int) -> None:
     assert reference.relative(output, batch.expected(sinks)) < TOLERANCE, report
 
 
+@layout.unchanged_since(0, 31)
 def test_few_keys_or_none() -> None:
     sinks = random_sinks()
     batch = Batch(128, (1, 129, 9), (1, 1, 1), sinks=sinks, padded=1)
@@ -31,6 +33,7 @@ def test_few_keys_or_none() -> None:
     assert reference.relative(output, batch.expected(sinks)) < TOLERANCE, report
 
 
+@layout.unchanged_with_xpu_folder
 def test_draft_tokens_see_their_own_prefix() -> None:
     sinks = random_sinks()
     batch = Batch(0, (129, 7), (2, 2), sinks=sinks, speculative_tokens=1)

@@ -27,6 +27,7 @@ def traced_run(ratio: int) -> tuple[Batch, torch.Tensor, kernel_trace.Trace]:
     return batch, output, trace
 
 
+@layout.unchanged_with_xpu_folder
 @pytest.mark.parametrize("ratio", attention_batch.RATIOS)
 def test_sinks_weigh_in(ratio: int) -> None:
     batch, output, _ = traced_run(ratio)
@@ -36,6 +37,7 @@ def test_sinks_weigh_in(ratio: int) -> None:
     assert reference.relative(output, batch.expected(sinks)) < TOLERANCE, report
 
 
+@layout.unchanged_with_xpu_folder
 def test_prefill_and_decode_in_one_batch() -> None:
     sinks = random_sinks()
     batch = Batch(128, (131, 259), (1, 2), sinks=sinks)
@@ -45,6 +47,7 @@ def test_prefill_and_decode_in_one_batch() -> None:
     assert reference.relative(output, batch.expected(sinks)) < TOLERANCE, report
 
 
+@layout.unchanged_since(0, 31)
 def test_entries_may_start_with_none() -> None:
     sinks = random_sinks()
     batch = Batch(4, (131,), (2,), sinks=sinks)

@@ -11,6 +11,7 @@ import pytest
 from clones import STEPS, TABLE, ClonedStack
 from exports import ME, written
 from fake_stack import git
+from tiny_stack import VALUE
 
 from upstream.export import ExportResult
 from upstream.form import TEST_HOME
@@ -18,7 +19,7 @@ from xpustack.base import releases
 from xpustack.base.clone import opened
 from xpustack.base.store import Store
 from xpustack.checks.run import run
-from xpustack.core.errors import UsageError
+from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.core.rows import read_rows
 
 STANDS = {
@@ -203,6 +204,33 @@ def test_a_series_that_is_named_is_not_put_onto_an_older_commit(
     assert done.returncode == 2, done.stderr
     assert "v1.0 is older than v2.0" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_step_that_serving_needs_is_in_the_branch(
+    checked: ClonedStack, place: Path, tmp_path: Path
+) -> None:
+    notes = checked.write("patches/renamed/request.md", "After: clean\n")
+    try:
+        done = onto(checked, place, tmp_path / "out", slugs=("renamed",))
+    finally:
+        notes.unlink()
+    assert [request.stands for request in done.requests] == ["after clean"]
+    subjects = git(place, "log", "--format=%s", "main..xpu-dsv4/renamed").splitlines()
+    assert subjects == ["[XPU] Do renamed", "[XPU] Do clean"]
+
+
+def test_a_base_that_does_not_import_is_said_before_a_test_runs(
+    checked: ClonedStack, place: Path, tmp_path: Path
+) -> None:
+    (place / VALUE).write_text("import nowhere\n")
+    git(place, "commit", "-q", "--all", "-m", "Need what is not there")
+    told: list[str] = []
+    stack = copy(checked)
+    stack.cache = replace(checked.cache, progress=told.append)
+    with pytest.raises(CheckFailed, match="does not import") as caught:
+        onto(stack, place, tmp_path / "out", slugs=("clean",))
+    assert "No module named 'nowhere'" in caught.value.detail[-1]
+    assert not any("testing" in message for message in told), told
 
 
 def test_every_kind_of_step_is_there() -> None:

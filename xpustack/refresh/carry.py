@@ -52,9 +52,9 @@ class Clash(msgspec.Struct, frozen=True):
 
 
 class TouchedFile(msgspec.Struct, frozen=True):
-    """A file that a step changes, how many lines upstream changed in it between the two
-    releases, None where the new release lacks the file, and the commits that did it,
-    where a clone knows them."""
+    """A file of upstream that a step changes, how many lines upstream changed in it
+    between the two releases, None where only the old one has the file, and the commits
+    that did it, where a clone knows them."""
 
     path: str
     upstream_lines: int | None
@@ -231,6 +231,7 @@ class Carrier:
 
     def _upstream_changes(self, paths: Iterable[str]) -> tuple[TouchedFile, ...]:
         paths = tuple(paths)
+        before = self.git.files(self.old_base, paths)
         present = self.git.files(self.new_base, paths)
         changed = {
             file.path: file.changed
@@ -243,6 +244,8 @@ class Carrier:
                 self.history(path, None) if path in changed else (),
             )
             for path in paths
+            # The others are files of earlier steps.
+            if path in before or path in present
         )
 
 

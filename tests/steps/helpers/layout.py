@@ -7,7 +7,7 @@ real parts from what it says. Step tests ask these and never look at a version.
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -52,9 +52,6 @@ O_PROJECTION_IN_FP8 = RELEASE >= (0, 31)
 O_PROJECTION_IN_BF16 = WITH_XPU_FOLDER and not O_PROJECTION_IN_FP8
 # What the model calls of the hyper-connections inside a layer.
 HYPER_CONNECTIONS = ("pre", "post", "fused")
-# XPU quantizes the indexer's query by Triton's kernel of all platforms: later releases
-# have an op for it.
-INDEXER_QUERY_IN_TRITON = WITH_XPU_FOLDER and RELEASE < (0, 31)
 # Who may multiply by FP8 weights in blocks on XPU. The op's product with scales of 32
 # values came to vllm-xpu-kernels together with that of FP4.
 BLOCK_FP8_BACKENDS = ["auto", "triton", "fp32"]
@@ -84,6 +81,11 @@ def unchanged_with_xpu_folder(test: Any) -> Any:
     """Mark a test `unchanged` where upstream's XPU path is already right. Elsewhere it
     fails before the step."""
     return pytest.mark.unchanged(test) if WITH_XPU_FOLDER else test
+
+
+def unchanged_since(*release: int) -> Callable[[Any], Any]:
+    """Mark a test `unchanged` from an upstream release on, which is right since."""
+    return pytest.mark.unchanged if release <= RELEASE else lambda test: test
 
 
 def module(name: str) -> ModuleType:

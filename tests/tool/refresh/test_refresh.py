@@ -273,6 +273,15 @@ def test_a_file_that_is_gone_is_a_conflict(stack: FakeStack) -> None:
     assert outcomes(done)["third"] == "conflict"
 
 
+def test_a_file_of_an_earlier_step_is_not_said_to_be_gone(stack: FakeStack) -> None:
+    stack.step("fourth", {"vllm/xpu/layer.py": "LAYER = 2\n"})
+    stack.publish("3.0", {"vllm/windows.py": "one\r\n"})
+    done = carry_over(stack)
+    assert outcomes(done)["fourth"] == "clean"
+    assert done.steps[3].files == ()
+    assert "the file is gone" not in refresh_report.markdown(done)
+
+
 def test_an_unpinned_release_is_pinned_only_when_written(
     links: Path, stack: FakeStack
 ) -> None:
