@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import triton
 
 from emulated_xpu.on_cuda.device_api import device_view
 from kernels.xpu_dsv4.expert_cache import (
@@ -32,6 +33,8 @@ LOCAL, RECENT = 0.75, 96
 """How often a choice is one of so many before it. An LRU cache of an eighth of 256
 experts then hits 64 %, of a quarter 80 %; published are 67 and 81."""
 LIMIT = 10.0
+TOKENS = (1, 4)
+"""Of a step. With more, a tenth of the experts does not suffice for a wave."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Layer:
     topk: int = 6
     hidden: int = 4096
     intermediate: int = 2048
-    steps: int = 192
+    steps: int = 128
 
 
 def host_weights(layer: Layer, device: torch.device) -> Weights:
@@ -51,7 +54,8 @@ def host_weights(layer: Layer, device: torch.device) -> Weights:
     def part(rows: int, width: int) -> torch.Tensor:
         shape = (layer.experts, rows, width)
         made = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        made.random_(118, 123)
+        values = torch.randint(118, 123, shape, dtype=torch.uint8, device=device)
+        made.copy_(values)
         return device_view(made) if device.type == "cuda" else made
 
     columns, hidden = layer.intermediate, layer.hidden
@@ -63,19 +67,22 @@ def host_weights(layer: Layer, device: torch.device) -> Weights:
     )
 
 
-def routing(layer: Layer, device: torch.device) -> Iterator[torch.Tensor]:
-    """The choices of one token after another, `[1, topk]` each."""
+def routing(layer: Layer, tokens: int, device: torch.device) -> Iterator[torch.Tensor]:
+    """The choices of one step after another, `[tokens, topk]` each."""
     rng, recent = random.Random(0), list(range(RECENT))
-    for _ in range(layer.steps):
-        chosen: list[int] = []
-        while len(chosen) < layer.topk:
-            near = rng.random() < LOCAL
-            expert = rng.choice(recent) if near else rng.randrange(layer.experts)
-            expert %= layer.experts
-            if expert not in chosen:
-                chosen.append(expert)
-        recent = (recent + chosen)[-RECENT:]
-        yield torch.tensor([chosen], dtype=torch.int32, device=device)
+    for _ in range(layer.steps // tokens):
+        rows = []
+        for _ in range(tokens):
+            chosen: list[int] = []
+            while len(chosen) < layer.topk:
+                near = rng.random() < LOCAL
+                expert = rng.choice(recent) if near else rng.randrange(layer.experts)
+                expert %= layer.experts
+                if expert not in chosen:
+                    chosen.append(expert)
+            recent = (recent + chosen)[-RECENT:]
+            rows.append(chosen)
+        yield torch.tensor(rows, dtype=torch.int32, device=device)
 
 
 def link(cache: ExpertCache, layer: Layer, clock: Clock) -> Iterator[tuple[str, float]]:
@@ -103,38 +110,57 @@ def main() -> None:
     add_device(parser)
     device = take_device(parser.parse_args().device)
     layer = Layer(8, 2, 64, 32, 4) if device.type == "cpu" else Layer()
-    print(describe(device))
+    print(f"{describe(device)}, torch {torch.__version__}, Triton {triton.__version__}")
     clock = Clock(device)
     host = host_weights(layer, device)
     for name, rate in link(make_expert_cache(host, layer.topk, device), layer, clock):
         print(f"{name}: {rate:.1f} GB/s")
-    x = torch.randn(1, layer.hidden, device=device).bfloat16()
-    weights = torch.rand(1, layer.topk, device=device)
-    steps = list(routing(layer, device))
+    w13, w13_scale, w2, w2_scale = (part.clone() for part in host)
+    resident = w13, w13_scale, w2, w2_scale
+    for tokens in TOKENS:
+        for name, microseconds, hits in times(tokens, layer, host, resident, clock):
+            print(f"{tokens} tokens, {name}: {microseconds:.1f} us{hits}")
 
-    def took(run: Callable[[torch.Tensor], object]) -> float:
+
+def times(
+    tokens: int, layer: Layer, host: Weights, resident: Weights, clock: Clock
+) -> Iterator[tuple[str, float, str]]:
+    """What a step takes, by where its experts lie; equal bits are checked before."""
+    device = clock.device
+    x = torch.randn(tokens, layer.hidden, device=device).bfloat16()
+    weights = torch.rand(tokens, layer.topk, device=device)
+    steps = list(routing(layer, tokens, device))
+
+    def took(run: Callable[[torch.Tensor], torch.Tensor]) -> float:
+        for ids in steps[:8]:
+            if not torch.equal(run(ids), plain(resident, ids)):
+                raise SystemExit("results differ from those of residents")
         calls = [partial(run, ids) for ids in steps]
         return clock.captured(calls) or clock.direct(calls)
 
-    def resident(parts: Weights, ids: torch.Tensor) -> object:
+    def plain(parts: Weights, ids: torch.Tensor) -> torch.Tensor:
         return routed_experts(x, *parts, weights, ids, swiglu_limit=LIMIT)
 
-    def cached(cache: ExpertCache, ids: torch.Tensor) -> object:
+    def cached(cache: ExpertCache, ids: torch.Tensor) -> torch.Tensor:
         return cached_experts(x, cache, weights, ids, LIMIT)
 
-    w13, w13_scale, w2, w2_scale = (part.clone() for part in host)
-    on_device = w13, w13_scale, w2, w2_scale
-    print(f"on the device: {took(partial(resident, on_device)):.1f} us")
-    del on_device, w13, w13_scale, w2, w2_scale
+    here = took(partial(plain, resident))
+    yield "on the device", here, ""
+    there = took(partial(plain, host))
+    yield "read in place", there, ""
     for share in (0.1, 0.23, 0.49, 1.0):
         slots = max(int(share * layer.experts), layer.topk)
         cache = make_expert_cache(host, slots, device)
         microseconds = took(partial(cached, cache))
         _, hits, misses = cache.counts.tolist()
-        print(
-            f"{slots} slots: {microseconds:.1f} us, {hits / (hits + misses):.1%} hits"
+        # UVA offload keeps whole layers on the device, as many as memory holds.
+        uva = (slots * here + (layer.experts - slots) * there) / layer.experts
+        yield (
+            f"{slots} slots",
+            microseconds,
+            f", {hits / (hits + misses):.1%} hits; UVA offload with as much memory "
+            f"{uva:.1f} us, {uva / microseconds:.2f} times",
         )
-    print(f"read in place: {took(partial(resident, host)):.1f} us")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel files of upstream's releases that aot compiles and benchmarks measure."""
 
+FLASHMLA_FOLDER, WHEEL_FOLDER = "flashmla", "wheel-0.33.0"
+"""What `benchmarks.prepare` takes from CUDA wheels."""
 ATTENTION = "vllm/v1/attention/ops/xpu_mla_sparse.py"
 DECODE = "vllm/models/deepseek_v4/xpu/xpu_sparse_decode_fp8.py"
 INSERT = "vllm/models/deepseek_v4/xpu/xpu_qnorm_rope_kv_fp8_insert.py"

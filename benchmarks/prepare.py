@@ -2,9 +2,9 @@
 """`python -m benchmarks.prepare`: fetch the other implementations into `.bench/`.
 
 They are never committed: the kernel files of vLLM 0.33.0, from its pinned and verified
-source archive, and FlashMLA's CUDA extension with its Python interface, from vLLM
-0.23.0's CUDA wheel. Range requests transfer only the needed members of that wheel;
-zip's own checksums verify them.
+source archive, FlashMLA's CUDA extension with its Python interface, from vLLM 0.23.0's
+CUDA wheel, and Marlin's experts and triton_kernels, from that of 0.33.0. Range requests
+transfer only the needed members of a wheel; zip's own checksums verify them.
 """
 
 import argparse
@@ -25,14 +25,28 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, StackError
 from xpustack.core.project import Project
 
-from .files import FILES
+from .files import FILES, FLASHMLA_FOLDER, WHEEL_FOLDER
 
 FOLDER = ".bench"
 UPSTREAM = "0.33.0"
-WHEEL = "0.23.0"
-WHEEL_MEMBERS = (
-    "vllm/_flashmla_C.abi3.so",
-    "vllm/third_party/flashmla/flash_mla_interface.py",
+FLASHMLA = (
+    "0.23.0",
+    (
+        "vllm/_flashmla_C.abi3.so",
+        "vllm/third_party/flashmla/flash_mla_interface.py",
+    ),
+)
+"""A wheel's version, and how the names of the members begin that are needed."""
+EXPERTS = (
+    UPSTREAM,
+    (
+        "vllm/_moe_C_stable_libtorch.abi3.so",
+        "vllm/third_party/triton_kernels/",
+        "vllm/scalar_type.py",
+        "vllm/model_executor/layers/fused_moe/fused_moe.py",
+        "vllm/model_executor/layers/quantization/utils/marlin_utils.py",
+        "vllm/model_executor/layers/quantization/utils/marlin_utils_test.py",
+    ),
 )
 BLOCK = 1 << 20
 
@@ -86,8 +100,8 @@ class RangeFile(io.RawIOBase):
         return len(part)
 
 
-def flashmla(target: Path) -> None:
-    """Extract FlashMLA from the CUDA wheel into `target`."""
+def from_wheel(target: Path, version: str, wanted: tuple[str, ...]) -> None:
+    """Extract what vLLM's CUDA wheel has under `wanted` into `target`."""
     index = PipConfiguration.of_this_machine().index()
     addresses = [
         str(source["url"])
@@ -101,19 +115,20 @@ def flashmla(target: Path) -> None:
     )
     links = [
         package.link
-        for package in finder.find_matches(f"vllm=={WHEEL}")
+        for package in finder.find_matches(f"vllm=={version}")
         if package.link.filename.endswith("x86_64.whl")
     ]
     if not links:
         raise EnvironmentProblem(
-            f"none of pip's indexes has a wheel of vllm {WHEEL} for x86_64",
+            f"none of pip's indexes has a wheel of vllm {version} for x86_64",
             hint="python -m pip config list",
         )
     remote = io.BufferedReader(RangeFile(index.client, links[0].normalized), BLOCK)
     with zipfile.ZipFile(remote) as wheel:
-        for name in WHEEL_MEMBERS:
-            print(f"{name} from {links[0].filename}")
-            _write(target / name, wheel.read(name))
+        for name in wheel.namelist():
+            if name.startswith(wanted):
+                print(f"{name} from {links[0].filename}")
+                _write(target / name, wheel.read(name))
 
 
 def upstream(target: Path, release: str = UPSTREAM) -> None:
@@ -140,7 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         upstream(folder / UPSTREAM)
         if not options.no_flashmla:
-            flashmla(folder / "flashmla")
+            from_wheel(folder / FLASHMLA_FOLDER, *FLASHMLA)
+            from_wheel(folder / WHEEL_FOLDER, *EXPERTS)
     except StackError as error:
         print(error, file=sys.stderr)
         return error.exit_code

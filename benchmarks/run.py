@@ -128,9 +128,9 @@ def all_cases(
     competitors: "Competitors", device: torch.device, ops: Sequence[str]
 ) -> Iterator["Case"]:
     """The cases of the ops, decode and prefill first, in case time runs out."""
-    from . import attention, attention_output, compressor, indexer, layer
+    from . import attention, attention_output, compressor, experts, indexer, layer
 
-    for part in (attention, attention_output, indexer, compressor, layer):
+    for part in (attention, attention_output, indexer, compressor, layer, experts):
         for case in part.cases(competitors, device):
             if not ops or any(case.op.startswith(op) for op in ops):
                 yield case

@@ -43,6 +43,11 @@ class Nothing:
     def __getitem__(self, key: object) -> "Nothing":
         return Nothing()
 
+    def __or__(self, other: object) -> "Nothing":
+        return Nothing()
+
+    __ror__ = __or__
+
 
 class Platform(Nothing):
     """The XPU platform, as far as kernel files ask for it."""

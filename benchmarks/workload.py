@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from .files import FLASHMLA_FOLDER, WHEEL_FOLDER
 from .upstream import importing
 
-UPSTREAM_FOLDER, FLASHMLA_FOLDER = "0.33.0", "flashmla"
+UPSTREAM_FOLDER = "0.33.0"
 OURS, UPSTREAM, FLASHMLA, TORCH = "ours", "upstream 0.33.0", "FlashMLA", "torch"
 TWO_LAUNCHES = "ours, two launches"
 SYCL, SYCL_MODULE = "vllm-xpu-kernels", "vllm_xpu_kernels._xpu_C"
@@ -139,6 +140,10 @@ class Competitors:
 @contextmanager
 def competitors_in(folder: Path) -> Iterator[Competitors]:
     """The implementations under `folder`, importable while the context lasts."""
-    roots = (folder / UPSTREAM_FOLDER, folder / FLASHMLA_FOLDER)
+    roots = (
+        folder / UPSTREAM_FOLDER,
+        folder / FLASHMLA_FOLDER,
+        folder / WHEEL_FOLDER,
+    )
     with importing(*roots) as load:
         yield Competitors(folder, load)

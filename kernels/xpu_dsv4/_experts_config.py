@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """How the products of routed experts are shared by programs and sub-groups."""
 
+import math
 from dataclasses import dataclass
 
 from . import _decode_config
@@ -10,6 +11,8 @@ from ._experts_weights import LANES, TILE_K
 
 SUB_GROUPS_A_CORE = 32
 """With fewer sub-groups on an Xe-core, more of them share the values along K."""
+WARPS_ON_CUDA = 1024
+"""So many warps an NVIDIA GPU has at least, if the values along K suffice."""
 LONG = 64
 """With as many blocks along K, sub-groups always share them."""
 
@@ -25,6 +28,9 @@ class Product:
         even_k: whether `warps_k` divides the blocks along K.
         programs: over all columns.
         grf: registers of a thread.
+        ahead: whether the code loads an iteration ahead, not the compiler.
+        paired: whether values are unpacked two in a word, in bf16.
+        stages: iterations that the compiler loads ahead, and this one.
 
     """
 
@@ -34,6 +40,9 @@ class Product:
     even_k: bool
     programs: int
     grf: int
+    ahead: bool
+    paired: bool
+    stages: int
 
 
 def block_m(pairs: int, experts: int) -> int:
@@ -45,12 +54,16 @@ def block_m(pairs: int, experts: int) -> int:
     return 64
 
 
-def product(rows: int, tiles: int, depth: int, columns: int) -> Product:
+def product(
+    rows: int, tiles: int, depth: int, columns: int, device_type: str
+) -> Product:
     """Of `tiles` tiles of `rows` pairs with `columns` columns of K `depth`.
 
     A sub-group has as many columns as registers allow without a spill.
     """
     blocks, group_pairs = depth // TILE_K, columns // (2 * LANES)
+    if device_type == "cuda":
+        return _on_cuda(rows, tiles, blocks, group_pairs)
     cols = 2 if rows == 32 else 1
     fewest = SUB_GROUPS_A_CORE * _decode_config._xe_cores()
     if rows == 8 and 2 * tiles * group_pairs >= fewest:
@@ -62,9 +75,28 @@ def product(rows: int, tiles: int, depth: int, columns: int) -> Product:
     most = min(16, blocks)
     while warps_k < most and sub_groups * warps_k < fewest:
         warps_k *= 2
-    warps_n = max(4 // warps_k, 1)
-    while group_pairs % (cols * warps_n):
-        warps_n //= 2
+    warps_n = _dividing(group_pairs // cols, max(4 // warps_k, 1))
     programs = group_pairs // (cols * warps_n)
     grf = 256 if rows >= MANY_ROWS else 128
-    return Product(warps_k, warps_n, cols, blocks % warps_k == 0, programs, grf)
+    even_k = blocks % warps_k == 0
+    return Product(warps_k, warps_n, cols, even_k, programs, grf, True, False, 1)
+
+
+def _on_cuda(rows: int, tiles: int, blocks: int, group_pairs: int) -> Product:
+    """What took the least time on an H200: the compiler loads ahead, through shared
+    memory, where copies need no register."""
+    cols = 1 if rows > MANY_ROWS or group_pairs % 2 else 2
+    warps = tiles * group_pairs // cols
+    warps_k, most = 1, min(4, blocks)
+    while warps_k < most and warps * warps_k < WARPS_ON_CUDA:
+        warps_k *= 2
+    together = 4 if rows >= MANY_ROWS else 2
+    warps_n = _dividing(group_pairs // cols, max(together // warps_k, 1))
+    programs = group_pairs // (cols * warps_n)
+    even_k = blocks % warps_k == 0
+    return Product(warps_k, warps_n, cols, even_k, programs, 128, False, True, 3)
+
+
+def _dividing(count: int, most: int) -> int:
+    """The largest power of 2 up to `most`, itself one, that divides `count`."""
+    return math.gcd(count, most)

@@ -7,7 +7,15 @@ pair has read those of its first pair, and are not stored: a load with a mask is
 branch, and a row's values reach no other row.
 """
 
-from ._experts_weights import LANES, TILE_K, WORDS, tile_scale, tile_values
+from ._experts_weights import (
+    LANES,
+    TILE_K,
+    WORDS,
+    not_a_number,
+    tile_scale,
+    tile_values,
+    value_word,
+)
 from ._triton import tl, triton
 
 MANY_ROWS = 32
@@ -16,9 +24,10 @@ MANY_ROWS = 32
 
 @triton.jit
 def _load(
-    x_row_ptrs,  # [1, 1, BLOCK_M] int32
+    x_ptr,
+    rows,  # [BLOCK_M]
+    x_stride,
     weight_ptr,
-    scale_ptr,
     first_tiles,  # [LANES, WARPS, GROUPS]
     blocks,  # [1, WARPS, 1]
     lane_offs,  # [LANES, 1, 1]
@@ -27,14 +36,58 @@ def _load(
     WORDS: tl.constexpr = WORDS,
 ):
     """Of a block along K: two values of each row in a word, `[LANES, WARPS, BLOCK_M]`,
-    the tiles' words, `[LANES, WARPS, GROUPS, WORDS]`, and their exponents. A block
-    behind the last is the last."""
+    and the tiles' words, `[LANES, WARPS, GROUPS, WORDS]`. A block behind the last is
+    the last."""
     blocks = tl.minimum(blocks, num_blocks - 1)
-    x_words = tl.load(x_row_ptrs + (blocks * LANES + lane_offs))
+    x_row_ptrs = x_ptr + (rows * x_stride)[None, None, :]
+    x_words = tl.load(x_row_ptrs + (blocks * LANES + value_word(lane_offs)))
     lane_tiles = first_tiles + blocks * LANES
     word_offs = tl.arange(0, WORDS)[None, None, None, :]
     words = tl.load(weight_ptr + (lane_tiles[:, :, :, None] * WORDS + word_offs))
-    return x_words, words, tl.load(scale_ptr + lane_tiles)
+    return x_words, words
+
+
+@triton.jit
+def _load_exponents(
+    scale_ptr,
+    first_tiles,  # [LANES, WARPS, GROUPS]
+    blocks,  # [1, WARPS, 1]
+    num_blocks,
+    LANES: tl.constexpr = LANES,
+):
+    """The tiles' exponents, `[LANES, WARPS, GROUPS]`. A block behind the last is the
+    last."""
+    lane_tiles = first_tiles + tl.minimum(blocks, num_blocks - 1) * LANES
+    return tl.load(scale_ptr + lane_tiles).to(tl.int32)
+
+
+@triton.jit
+def _load_contiguous(
+    x_ptr,
+    rows,  # [BLOCK_M]
+    x_stride,
+    weight_ptr,
+    groups,  # [1, WARPS, GROUPS]
+    blocks,  # [1, WARPS, 1]
+    num_blocks,
+    WARPS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    LANES: tl.constexpr = LANES,
+    WORDS: tl.constexpr = WORDS,
+):
+    """What `_load` gives, in the order of memory: for a compiler that loads ahead."""
+    blocks = tl.reshape(tl.minimum(blocks, num_blocks - 1), (WARPS, 1, 1))
+    x_row_ptrs = x_ptr + (rows * x_stride)[None, :, None]
+    x_offs = blocks * LANES + tl.arange(0, LANES)[None, None, :]
+    x_words = tl.reshape(tl.load(x_row_ptrs + x_offs), (WARPS, BLOCK_M, 4, 2, 2))
+    # The order of `value_word`.
+    x_words = tl.reshape(tl.permute(x_words, (2, 4, 3, 0, 1)), (LANES, WARPS, BLOCK_M))
+    tiles = tl.reshape(groups, (WARPS, GROUPS, 1)) * num_blocks + blocks
+    word_offs = tl.arange(0, LANES * WORDS)[None, None, :]
+    words = tl.load(weight_ptr + (tiles * (LANES * WORDS) + word_offs))
+    words = tl.reshape(words, (WARPS, GROUPS, LANES, WORDS))
+    return x_words, tl.permute(words, (2, 0, 1, 3))
 
 
 @triton.jit
@@ -53,8 +106,22 @@ def _rows(
 
 
 @triton.jit
+def _by_column(
+    factors,  # [LANES, WARPS, GROUPS]
+    WARPS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    LANES: tl.constexpr = LANES,
+):
+    """What a block's columns have, `[WARPS, 1, GROUPS * LANES]`."""
+    factors = tl.permute(factors, (1, 2, 0))  # [WARPS, GROUPS, LANES]
+    return tl.reshape(factors, (WARPS, GROUPS * LANES))[:, None, :]
+
+
+@triton.jit
 def _products(
-    x_row_ptrs,  # [1, 1, BLOCK_M] int32
+    x_ptr,
+    rows,  # [BLOCK_M]
+    x_stride,
     weight_ptr,
     scale_ptr,
     expert,
@@ -63,6 +130,8 @@ def _products(
     num_blocks,
     EVEN_K: tl.constexpr,
     SCALE_VALUES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    PAIRED: tl.constexpr,
     WARPS_K: tl.constexpr,
     WARPS_N: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -74,53 +143,83 @@ def _products(
     GROUPS, LANES]` fp32, of `num_groups` of an expert. `WARPS_K` sub-groups share the
     blocks along K.
 
-    What a block needs is loaded an iteration ahead. A scale multiplies the products of
-    its block, or, in tiles of many rows, the values: that takes fewer instructions.
+    What a block needs is loaded an iteration ahead: exponents here, the rest here if
+    AHEAD, else by the compiler. A scale multiplies the products of its block, or, in
+    tiles of many rows, the values: that takes fewer instructions.
     """
     WARPS: tl.constexpr = WARPS_K * WARPS_N
     expert_tiles = expert.to(tl.int64) * num_groups * num_blocks
     weight_ptr += expert_tiles * (LANES * WORDS)
     scale_ptr += expert_tiles * LANES
-    # Zero, but triton-xpu 3.3 does not know it. It would give a lane what four in a row
-    # load, and hand that on through shared local memory.
-    zero = num_blocks >> 31
-    lane_offs = (tl.arange(0, LANES) ^ zero)[:, None, None]
     warp_blocks = tl.arange(0, WARPS)[None, :, None] // WARPS_N  # [1, WARPS, 1]
+    lane_offs = tl.arange(0, LANES)[:, None, None]
+    if AHEAD:
+        # Zero, but triton-xpu 3.3 does not know it. It would give a lane what four in a
+        # row load, and hand that on through shared local memory.
+        lane_offs = lane_offs ^ (num_blocks >> 31)
     # [LANES, WARPS, GROUPS]: an expert has less than 2^31 bytes.
     first_tiles = groups * (num_blocks * LANES) + lane_offs
-    next_x, next_words, next_exponents = _load(
-        x_row_ptrs,
-        weight_ptr,
-        scale_ptr,
-        first_tiles,
-        warp_blocks,
-        lane_offs,
-        num_blocks,
-    )
-    acc = tl.zeros([WARPS, BLOCK_M, GROUPS * LANES], tl.float32)
-    for start in range(0, num_blocks, WARPS_K):
-        x_words, words, exponents = next_x, next_words, next_exponents
-        next_x, next_words, next_exponents = _load(
-            x_row_ptrs,
+    exponents = _load_exponents(scale_ptr, first_tiles, warp_blocks, num_blocks)
+    largest = tl.zeros([LANES, WARPS, GROUPS], tl.int32)
+    scales = tile_scale(exponents)  # [LANES, WARPS, GROUPS]
+    if AHEAD:
+        next_x, next_words = _load(
+            x_ptr,
+            rows,
+            x_stride,
             weight_ptr,
-            scale_ptr,
             first_tiles,
-            start + WARPS_K + warp_blocks,
+            warp_blocks,
             lane_offs,
             num_blocks,
         )
+    acc = tl.zeros([WARPS, BLOCK_M, GROUPS * LANES], tl.float32)
+    for start in range(0, num_blocks, WARPS_K):
+        blocks = start + warp_blocks  # [1, WARPS, 1]
+        next_blocks = start + WARPS_K + warp_blocks  # [1, WARPS, 1]
+        if AHEAD:
+            x_words, words = next_x, next_words
+            next_x, next_words = _load(
+                x_ptr,
+                rows,
+                x_stride,
+                weight_ptr,
+                first_tiles,
+                next_blocks,
+                lane_offs,
+                num_blocks,
+            )
+        else:
+            x_words, words = _load_contiguous(
+                x_ptr,
+                rows,
+                x_stride,
+                weight_ptr,
+                groups,
+                blocks,
+                num_blocks,
+                WARPS,
+                GROUPS,
+                BLOCK_M,
+            )
+        if AHEAD:
+            scales = tile_scale(exponents)
+        largest = tl.maximum(largest, exponents)
+        exponents = _load_exponents(scale_ptr, first_tiles, next_blocks, num_blocks)
         if not EVEN_K:
-            x_words = tl.where(start + warp_blocks < num_blocks, x_words, 0)
+            x_words = tl.where(blocks < num_blocks, x_words, 0)
         x = _rows(x_words, WARPS, BLOCK_M)
-        scales = tile_scale(exponents.to(tl.int32))  # [LANES, WARPS, GROUPS]
         if SCALE_VALUES:
-            values = tile_values(words, scales[:, :, :, None], WARPS, GROUPS)
+            values = tile_values(words, scales[:, :, :, None], False, WARPS, GROUPS)
             acc = tl.dot(x, values, acc)
         else:
-            scales = tl.permute(scales, (1, 2, 0))  # [WARPS, GROUPS, LANES]
-            scales = tl.reshape(scales, (WARPS, GROUPS * LANES))[:, None, :]
-            products = tl.dot(x, tile_values(words, 1.0, WARPS, GROUPS))
-            acc = tl.fma(products, tl.broadcast_to(scales, products.shape), acc)
+            products = tl.dot(x, tile_values(words, 1.0, PAIRED, WARPS, GROUPS))
+            factors = _by_column(scales, WARPS, GROUPS)
+            acc = tl.fma(products, tl.broadcast_to(factors, products.shape), acc)
+        if not AHEAD:
+            # A value of the loop stays as it was loaded: no lane makes another's scale.
+            scales = tile_scale(exponents)
+    acc += _by_column(not_a_number(largest), WARPS, GROUPS)
     return tl.sum(tl.reshape(acc, (WARPS_K, WARPS_N, BLOCK_M, GROUPS, LANES)), 0)
 
 
@@ -143,6 +242,8 @@ def _gate_up_kernel(
     WARPS_K: tl.constexpr,
     WARPS_N: tl.constexpr,
     COLS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    PAIRED: tl.constexpr,
     LANES: tl.constexpr = LANES,
     MANY_ROWS: tl.constexpr = MANY_ROWS,
 ):
@@ -159,7 +260,6 @@ def _gate_up_kernel(
         pairs = tl.load(tile_pairs_ptr + tile * BLOCK_M + row_offs)  # [BLOCK_M]
         first = tl.load(tile_pairs_ptr + tile * BLOCK_M)
         rows = (tl.where(pairs >= 0, pairs, first) // topk).to(tl.int64)  # [BLOCK_M]
-        x_row_ptrs = x_ptr + (rows * x_stride)[None, None, :]
         num_groups = num_columns // LANES
         warp_offs = tl.arange(0, WARPS)[None, :] % WARPS_N
         warp_groups = (tl.program_id(0) * WARPS_N + warp_offs) * COLS
@@ -168,7 +268,9 @@ def _gate_up_kernel(
         # [1, WARPS, 2 * COLS]: a group of the gate, then the same of the other half.
         groups = warp_groups[:, :, None] + group_offs[None, None, :]
         products = _products(
-            x_row_ptrs,
+            x_ptr,
+            rows,
+            x_stride,
             weight_ptr,
             scale_ptr,
             expert,
@@ -177,6 +279,8 @@ def _gate_up_kernel(
             num_blocks,
             EVEN_K,
             BLOCK_M >= MANY_ROWS,
+            AHEAD,
+            PAIRED,
             WARPS_K,
             WARPS_N,
             2 * COLS,
@@ -213,6 +317,8 @@ def _down_kernel(
     WARPS_K: tl.constexpr,
     WARPS_N: tl.constexpr,
     COLS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    PAIRED: tl.constexpr,
     LANES: tl.constexpr = LANES,
     MANY_ROWS: tl.constexpr = MANY_ROWS,
     TILE_K: tl.constexpr = TILE_K,
@@ -228,13 +334,14 @@ def _down_kernel(
         WIDTH: tl.constexpr = WARPS_N * 2 * COLS * LANES
         pairs = tl.load(tile_pairs_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
         x_ptr += tile.to(tl.int64) * BLOCK_M * (num_blocks * (TILE_K // 2))
-        row_offs = tl.arange(0, BLOCK_M) * (num_blocks * (TILE_K // 2))  # [BLOCK_M]
         warp_offs = tl.arange(0, WARPS)[None, :] % WARPS_N
         warp_groups = (tl.program_id(0) * WARPS_N + warp_offs) * (2 * COLS)
         # [1, WARPS, 2 * COLS]
         groups = warp_groups[:, :, None] + tl.arange(0, 2 * COLS)[None, None, :]
         products = _products(
-            x_ptr + row_offs[None, None, :],
+            x_ptr,
+            tl.arange(0, BLOCK_M),
+            num_blocks * (TILE_K // 2),
             weight_ptr,
             scale_ptr,
             expert,
@@ -243,6 +350,8 @@ def _down_kernel(
             num_blocks,
             EVEN_K,
             BLOCK_M >= MANY_ROWS,
+            AHEAD,
+            PAIRED,
             WARPS_K,
             WARPS_N,
             2 * COLS,

@@ -86,7 +86,7 @@ def expert_rows(
     _route(topk_ids, expert_map, experts, tile_experts, tile_pairs, block_m)
     tiles, like = tile_experts.shape[0], num_tiles(pairs, known, block_m)
     x = _in_words(hidden_states)
-    first = config.product(block_m, like, hidden, 2 * columns)
+    first = config.product(block_m, like, hidden, 2 * columns, device.type)
     _gate_up_kernel[(first.programs, tiles)](
         x,
         w13.view(torch.int32),
@@ -105,11 +105,13 @@ def expert_rows(
         WARPS_K=first.warps_k,
         WARPS_N=first.warps_n,
         COLS=first.cols,
+        AHEAD=first.ahead,
+        PAIRED=first.paired,
         **launch_options(
-            device, num_warps=first.warps_k * first.warps_n, grf=first.grf
+            device, first.warps_k * first.warps_n, first.stages, first.grf
         ),
     )
-    second = config.product(block_m, like, columns, hidden)
+    second = config.product(block_m, like, columns, hidden, device.type)
     _down_kernel[(second.programs, tiles)](
         activated.view(torch.int32),
         w2.view(torch.int32),
@@ -124,8 +126,10 @@ def expert_rows(
         WARPS_K=second.warps_k,
         WARPS_N=second.warps_n,
         COLS=second.cols,
+        AHEAD=second.ahead,
+        PAIRED=second.paired,
         **launch_options(
-            device, num_warps=second.warps_k * second.warps_n, grf=second.grf
+            device, second.warps_k * second.warps_n, second.stages, second.grf
         ),
     )
     return rows

@@ -11,7 +11,7 @@ checkpoint has `[E, N, K / 32, bytes]`: only the two axes between are exchanged,
 have the same bytes and no column is padded.
 """
 
-from ._fp4 import MXFP4_BLOCK, mxfp4_nibble
+from ._fp4 import MXFP4_BLOCK, mxfp4_nibble, mxfp4_nibble_pair
 from ._triton import tl, triton
 from ._ue8m0 import MANTISSA_BITS
 
@@ -27,42 +27,53 @@ WORDS = 4
 
 @triton.jit
 def tile_scale(exponent, MANTISSA_BITS: tl.constexpr = MANTISSA_BITS):
-    """2^(exponent - 127) in fp32 of an UE8M0 byte as int32; NaN for 255. Element-wise.
+    """2^(exponent - 127) in fp32 of an UE8M0 byte as int32. Element-wise.
 
-    For exponent 0 it is a subnormal number.
+    For exponent 0 it is a subnormal number, for 255 infinity: `not_a_number` makes NaN
+    of its column.
     """
-    # The highest bit of the mantissa: of 2^-127, and of a NaN.
-    HIGHEST: tl.constexpr = 0x00400000
-    is_end = ((exponent + 1) & 0xFF) < 2
-    bits = (exponent << MANTISSA_BITS) | tl.where(is_end, HIGHEST, 0)
+    SUBNORMAL: tl.constexpr = 0x00400000  # 2^-127
+    bits = tl.maximum(exponent << MANTISSA_BITS, SUBNORMAL)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _part_values(
-    words,  # [LANES, WARPS, GROUPS, WORDS] int32
-    scales,  # 1.0, or [LANES, WARPS, GROUPS, 1]
-    PART: tl.constexpr,
-):
-    """The even (PART 0) or odd values of tiles, two more axes of 2 behind, bf16."""
-    v0 = mxfp4_nibble(words, scales, PART)  # [LANES, WARPS, GROUPS, WORDS] each
-    v1 = mxfp4_nibble(words, scales, 2 + PART)
-    v2 = mxfp4_nibble(words, scales, 4 + PART)
-    v3 = mxfp4_nibble(words, scales, 6 + PART)
-    return tl.join(tl.join(v0, v2), tl.join(v1, v3))
+def not_a_number(exponent):
+    """NaN for the UE8M0 byte 255 as int32, else 0. Element-wise."""
+    # Infinity less itself is NaN.
+    scale = tile_scale(exponent)
+    return scale - scale
+
+
+@triton.jit
+def _pair(words, scales, PAIRED: tl.constexpr, PLACE: tl.constexpr):
+    """Nibbles PLACE and PLACE + 4, or times `scales`, one more axis of 2 behind."""
+    if PAIRED:
+        return mxfp4_nibble_pair(words, PLACE)
+    low = mxfp4_nibble(words, scales, PLACE)
+    return tl.join(low, mxfp4_nibble(words, scales, PLACE + 4))
 
 
 @triton.jit
 def tile_values(
     words,  # [LANES, WARPS, GROUPS, WORDS] int32
-    scales,  # 1.0, or [LANES, WARPS, GROUPS, 1]
+    scales,  # 1.0, or [LANES, WARPS, GROUPS, 1]; unused if PAIRED
+    PAIRED: tl.constexpr,
     WARPS: tl.constexpr,
     GROUPS: tl.constexpr,
     LANES: tl.constexpr = LANES,
 ):
-    """The values of tiles times `scales`, `[WARPS, 32, GROUPS * LANES]` bf16, the
-    even ones first: the right operand of a product."""
+    """The values of tiles times `scales`, `[WARPS, 32, GROUPS * LANES]` bf16, the even
+    ones first, in the order of `value_word`: the right operand of a product."""
+    even = tl.join(_pair(words, scales, PAIRED, 0), _pair(words, scales, PAIRED, 2))
+    odd = tl.join(_pair(words, scales, PAIRED, 1), _pair(words, scales, PAIRED, 3))
+    values = tl.join(even, odd)
     # [LANES, WARPS, GROUPS, WORDS, 2, 2, 2]
-    values = tl.join(_part_values(words, scales, 0), _part_values(words, scales, 1))
-    values = tl.permute(values, (1, 6, 3, 4, 5, 2, 0))
+    values = tl.permute(values, (1, 6, 3, 5, 4, 2, 0))
     return tl.reshape(values, (WARPS, 2 * LANES, GROUPS * LANES))
+
+
+@triton.jit
+def value_word(lanes):
+    """Which two values of a block, as a word of a row, `tile_values` has at `lanes`."""
+    return (lanes & 12) | ((lanes & 1) << 1) | ((lanes & 2) >> 1)

@@ -229,4 +229,6 @@ def test_bad_input_is_named(num_slots, ids, message, device):
         cache = expert_cache.make_expert_cache(
             host_weights(4, device), num_slots, device
         )
-        expert_cache.fetch_experts(cache, ids.to(device))
+        options = {"dtype": ids.dtype, "device": device}
+        given = torch.empty_strided(ids.shape, ids.stride(), **options)
+        expert_cache.fetch_experts(cache, given)

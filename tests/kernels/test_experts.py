@@ -2,6 +2,7 @@
 """Routed experts with MXFP4 weights against float64."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -58,6 +59,26 @@ def compare(call: Call, device: torch.device) -> torch.Tensor:
 )
 def test_shapes(tokens, topk, count, hidden, intermediate, device):
     compare(make(tokens, min(topk, count), count, hidden, intermediate), device)
+
+
+@pytest.mark.parametrize(("tokens", "topk"), [(2, 2), (12, 3)])
+def test_forms_give_equal_bits(tokens, topk, device, monkeypatch):
+    """Who loads ahead and how codes are unpacked changes no bit, nor what a scale of 0
+    or 255 gives."""
+    call = make(tokens, topk, 4, 96, 64)
+    w13_scale, w2_scale = call.w13_scale.clone(), call.w2_scale.clone()
+    w13_scale[:, 3, 1] = 0
+    w2_scale[2, 7, 0] = 255
+    call = replace(call, w13_scale=w13_scale, w2_scale=w2_scale)
+    shared, results = _experts_config.product, []
+    for ahead, paired in product((True, False), repeat=2):
+        form = {"ahead": ahead, "paired": paired, "stages": 1 if ahead else 3}
+        monkeypatch.setattr(
+            _experts_config, "product", lambda *a, f=form: replace(shared(*a), **f)
+        )
+        results.append(compare(call, device).nan_to_num(2.0**100))
+    for result in results[1:]:
+        assert torch.equal(result, results[0])
 
 
 @pytest.mark.parametrize("intermediate", [192, 288])
@@ -210,6 +231,18 @@ def test_result_and_workspace_of_the_caller(device):
     assert torch.equal(result.cpu(), run(call, device))
     assert (workspace[size:] == 255).all()
     assert (wide[:, :5] == 7).all() and (wide[:, 69:] == 7).all()
+
+
+@pytest.mark.parametrize("device_type", ["cuda", "xpu"])
+@pytest.mark.parametrize("columns", [32, 64, 96, 192, 288, 576, 1536, 4096])
+@pytest.mark.parametrize(("rows", "tiles"), [(8, 6), (8, 352), (16, 40), (64, 448)])
+def test_programs_have_all_columns(rows, tiles, columns, device_type):
+    for depth in (32, 96, 256, 2304, 4096):
+        found = _experts_config.product(rows, tiles, depth, columns, device_type)
+        width = 32 * found.cols * found.warps_n
+        assert found.programs * width == columns
+        assert found.warps_k < 2 * (depth // 32)
+        assert found.even_k == (depth // 32 % found.warps_k == 0)
 
 
 @pytest.mark.parametrize("pairs", [1, 6, 8, 9, 96, 272, 292, 293, 384, 49152])

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routed experts of Flash with MXFP4 weights, whole, in decode."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+
+from kernels.reference.experts import routed_experts as reference
+from kernels.xpu_dsv4.experts import (
+    arrange_mxfp4_experts,
+    routed_experts,
+    workspace_size,
+)
+
+from .workload import OURS, Candidate, Case, Competitors
+
+LIMIT = 10.0
+TOKENS = (1, 16, 64)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a layer."""
+
+    experts: int = 256
+    topk: int = 6
+    hidden: int = 4096
+    intermediate: int = 2048
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of an expert: three products, codes and exponents."""
+        return 3 * self.hidden * self.intermediate * 17 // 32
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Experts as in a checkpoint; parts as `routed_experts` names them."""
+
+    w13: torch.Tensor
+    w13_scale: torch.Tensor
+    w2: torch.Tensor
+    w2_scale: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step gives the experts."""
+
+    x: torch.Tensor
+    weights: torch.Tensor
+    ids: torch.Tensor
+
+
+Experts = Callable[[Step], torch.Tensor]
+"""An implementation with its own form of a layer's weights."""
+
+
+@cache
+def layer_of(sizes: Sizes, device: torch.device) -> Layer:
+    """Random experts."""
+
+    def part(rows: int, width: int, low: int, high: int) -> torch.Tensor:
+        shape = (sizes.experts, rows, width)
+        return torch.randint(low, high, shape, dtype=torch.uint8, device=device)
+
+    columns, hidden = sizes.intermediate, sizes.hidden
+    return Layer(
+        part(2 * columns, hidden // 2, 0, 256),
+        part(2 * columns, hidden // 32, 118, 124),
+        part(hidden, columns // 2, 0, 256),
+        part(hidden, columns // 32, 118, 124),
+    )
+
+
+def step_of(sizes: Sizes, tokens: int, device: torch.device) -> Step:
+    """Tokens that choose at random, each `topk` experts."""
+    x = torch.randn(tokens, sizes.hidden, device=device).bfloat16()
+    weights = torch.rand(tokens, sizes.topk, device=device)
+    chosen = torch.rand(tokens, sizes.experts, device=device).argsort(1)
+    return Step(x, weights, chosen[:, : sizes.topk].int().contiguous())
+
+
+@cache
+def ours(sizes: Sizes, device: torch.device) -> Experts:
+    """This repository's kernels."""
+    layer = layer_of(sizes, device)
+    w13, w13_scale, w2, w2_scale = (
+        part.clone() for part in (layer.w13, layer.w13_scale, layer.w2, layer.w2_scale)
+    )
+    arrange_mxfp4_experts(w13, w13_scale)
+    arrange_mxfp4_experts(w2, w2_scale)
+
+    def run(step: Step) -> torch.Tensor:
+        tokens = len(step.x)
+        shape = (tokens, sizes.topk, sizes.experts, sizes.hidden, sizes.intermediate)
+        size = workspace_size(*shape)
+        return routed_experts(
+            step.x,
+            w13,
+            w13_scale,
+            w2,
+            w2_scale,
+            step.weights,
+            step.ids,
+            swiglu_limit=LIMIT,
+            workspace=torch.empty(size, dtype=torch.uint8, device=device),
+        )
+
+    return run
+
+
+def candidates(
+    sizes: Sizes, tokens: int, competitors: Competitors, device: torch.device
+) -> list[Candidate]:
+    """All implementations on the same two steps."""
+    from . import experts_others as others
+
+    layer = layer_of(sizes, device)
+    steps = [step_of(sizes, tokens, device) for _ in range(2)]
+
+    @cache
+    def expected() -> torch.Tensor:
+        first = steps[0]
+        parts = (layer.w13, layer.w13_scale, layer.w2, layer.w2_scale)
+        return reference(first.x, *parts, first.weights, first.ids, None, LIMIT)
+
+    def candidate(name: str, run: Experts, note: str = "") -> Candidate:
+        calls = [partial(run, step) for step in steps]
+        return Candidate(name, calls, lambda: run(steps[0]), expected, 6e-3, note=note)
+
+    made = [candidate(OURS, ours(sizes, device))]
+    if device.type == "cuda":
+        for name, run, note in others.implementations(sizes, layer, competitors):
+            made.append(candidate(name, run, note))
+    return made
+
+
+def cases(competitors: Competitors, device: torch.device) -> Iterator[Case]:
+    """Decode of a few tokens; traffic is that of the experts that are chosen."""
+    small = device.type == "cpu"
+    sizes = Sizes(8, 2, 64, 32) if small else Sizes()
+    for tokens in TOKENS[: 1 if small else None]:
+        distinct = sizes.experts * (1 - (1 - sizes.topk / sizes.experts) ** tokens)
+        yield Case(
+            "experts",
+            tokens,
+            0,
+            0,
+            distinct * sizes.expert_bytes,
+            6.0 * tokens * sizes.topk * sizes.hidden * sizes.intermediate,
+            partial(candidates, sizes, tokens, competitors, device),
+        )
