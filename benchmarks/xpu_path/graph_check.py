@@ -83,11 +83,28 @@ def indexer_weights(runner: Any) -> None:
     move(runner, lambda name: moved in name, torch.Tensor.normal_)
 
 
+def draft_norms(runner: Any) -> None:
+    """As `stale_pointer`, for all norms of the draft's own layers."""
+    own = {id(p) for p in runner.model.parameters()}
+    draft = runner.speculator.model
+    move(
+        runner,
+        lambda name: "norm" in name,
+        torch.Tensor.normal_,
+        [(name, p) for name, p in draft.named_parameters() if id(p) not in own],
+    )
+
+
 def move(
-    runner: Any, chosen: Callable[[str], bool], spoil: Callable[[torch.Tensor], Any]
+    runner: Any,
+    chosen: Callable[[str], bool],
+    spoil: Callable[[torch.Tensor], Any],
+    among: list[tuple[str, torch.Tensor]] | None = None,
 ) -> None:
-    """Give the chosen parameters other memory after the capture, and spoil the old."""
-    found = [p for name, p in runner.model.named_parameters() if chosen(name)]
+    """Give the chosen parameters, the model's unless told, other memory after the
+    capture, and spoil the old."""
+    parameters = among or list(runner.model.named_parameters())
+    found = [p for name, p in parameters if chosen(name)]
     assert found, "the model has no such parameter"
     for parameter in found:
         old = parameter.data
@@ -102,6 +119,7 @@ FAULTS: dict[str, Callable[[Any], None]] = {
     "compressor's positions": compressor_position,
     "query norm": query_norm,
     "indexer's weights": indexer_weights,
+    "draft's norms": draft_norms,
 }
 
 
@@ -148,6 +166,8 @@ def plant(fault: str, said: list[str], seconds: list[float]) -> None:
             seconds.append(time.monotonic() - started)
 
     xpu_model_runner.check_captured_graphs = planted
+    if FAULTS.get(fault) is not host_value:
+        return
     for runner in (worker._Runner, worker._RunnerV2):
         load = runner.load_model
 

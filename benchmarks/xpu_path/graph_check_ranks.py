@@ -2,8 +2,9 @@
 """`python -m benchmarks.xpu_path.graph_check_ranks ORDER RESULT`: a fault that is
 planted in the captured graphs of the second of two ranks, on two GPUs.
 
-ORDER is that of `graph_check`. Exits with 1 if a rank's check said something else than
-expected, if one rank has graphs and the other none, or if the tokens differ.
+ORDER is that of `graph_check`, and may name a checkpoint as `written` does. Exits with
+1 if a rank's check said something else than expected, if one rank has graphs and the
+other none, if a healthy engine's took too long, or if the tokens differ.
 """
 
 import json
@@ -14,11 +15,15 @@ from typing import Any
 
 # The first prepares the process for the second.
 from benchmarks.xpu_path.graph_check import ENGINE, answers, plant
+from benchmarks.xpu_path.written import folder_of
+from e2e.inside.engine import drafts_of
 from emulated_xpu.on_cuda.worker import XpuPathOnCudaWorker
 
 FAULT, SAID = "XPU_PATH_FAULT", "XPU_PATH_SAID"
 """Environment variables of the ranks: the fault, and the files that they write."""
 RANKS = 2
+SECONDS = 5.0
+"""Within which a healthy engine passes."""
 
 
 class SecondRankWorker(XpuPathOnCudaWorker):
@@ -51,15 +56,23 @@ def main() -> None:
     os.environ |= {FAULT: order["fault"], SAID: sys.argv[2]}
     from vllm import LLM
 
+    if "checkpoint" in order:
+        order["model"] = folder_of(order, Path(sys.argv[2]))
+    engine = ENGINE | order["engine"]
+    # Drafts are counted by the statistics alone.
+    drafting = "speculative_config" in engine
     tokens: list[list[int]] = []
+    drafts: dict[str, int] = {}
     error = ""
     try:
-        llm = LLM(model=order["model"], **ENGINE | order["engine"])
+        llm = LLM(model=order["model"], **engine, disable_log_stats=not drafting)
         tokens = answers(llm, order["waves"][0])
+        drafts = drafts_of(llm) if drafting else {}
     except RuntimeError as raised:
         error = str(raised)
     ranks = [json.loads(said_by(rank).read_text()) for rank in range(RANKS)]
     result = {"fault": order["fault"], "ranks": ranks, "tokens": tokens, "error": error}
+    result["drafts"] = drafts
     Path(sys.argv[2]).write_text(json.dumps(result, indent=1))
     print(json.dumps(result))
     wrong = [
@@ -70,6 +83,9 @@ def main() -> None:
     ]
     if len({found["has_graphs"] for found in ranks}) > 1:
         wrong.append("one rank has graphs and the other none")
+    slow = [found["seconds"] for found in ranks if max(found["seconds"]) > SECONDS]
+    if not order["fault"] and slow:
+        wrong.append(f"the check took {slow} s")
     if order.get("tokens") and tokens != order["tokens"]:
         wrong.append(f"the tokens are not {order['tokens']}")
     if wrong:

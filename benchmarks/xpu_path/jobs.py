@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked of the engines on the GPU."""
 
-import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,12 +18,6 @@ GRAPHS: dict[str, Any] = {
         "cudagraph_mode": "FULL_DECODE_ONLY",
         "cudagraph_capture_sizes": [1, 2, 4, 8],
     },
-}
-SIXTEEN = {
-    "compilation_config": {
-        **GRAPHS["compilation_config"],
-        "cudagraph_capture_sizes": [1, 2, 4, 8, 16],
-    }
 }
 PLAIN = {"worker_cls": "auto"}
 SANITIZED = (
@@ -108,24 +101,6 @@ IMAGE, V41_IMAGE = 129_200, 129_264
 THREE_IMAGES = {"limit_mm_per_prompt": {"image": 3}}
 DRAFTS = {"speculative_config": {"method": "dspark", "num_speculative_tokens": 3}}
 
-TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-"""Two GPUs of one machine."""
-SERVED: dict[str, Any] = {
-    "vocabulary": 1000,
-    "longest": 300,
-    "different": 40,
-    "requests": 200,
-    "concurrency": 16,
-    "rounds": 2,
-    "flags": [
-        *("--served-model-name", "tiny", "--tensor-parallel-size", "2"),
-        *("--kv-cache-dtype", "fp8", "--block-size", "256"),
-        *("--max-num-seqs", "16", "--max-num-batched-tokens", "512"),
-        *("--kv-cache-memory-bytes", str(1 << 30)),
-        *("--compilation-config", json.dumps(SIXTEEN["compilation_config"])),
-    ],
-}
-
 
 @dataclass(frozen=True)
 class Job:
@@ -141,6 +116,8 @@ class Job:
     suffix: str = "pt"
     limit: float = 200.0
     wrapped_by: tuple[str, ...] = ()
+    logprobs: int = 0
+    """How many of each token are kept."""
 
     def order(self, work: Path) -> dict[str, Any]:
         """What the program reads."""
@@ -153,7 +130,11 @@ class Job:
         ]
         model = str(work / "checkpoint")
         order = {"model": model, "engine": engine, "waves": waves, "recorded_waves": 1}
-        return {**order, **self.told}
+        order |= self.told
+        if self.logprobs:
+            kept = {"sampling": {"logprobs": self.logprobs}}
+            order["waves"] = [[p | kept for p in wave] for wave in order["waves"]]
+        return order
 
 
 def tokens(length: int, seed: int, others: Mapping[int, int] = {}) -> list[int]:
@@ -313,19 +294,6 @@ def flash_check(
     )
 
 
-def on_second_rank(name: str, fault: str, *expected: str) -> Job:
-    """Two ranks, of which the second has a fault in its graphs; what both must say."""
-    worker = "benchmarks.xpu_path.graph_check_ranks.SecondRankWorker"
-    return Job(
-        f"two-graph-check-{name}",
-        program="benchmarks.xpu_path.graph_check_ranks",
-        engine={**TWO, **DECODE_GRAPHS, "worker_cls": worker},
-        told={"fault": fault, "expected": expected, "tokens": ANSWERS},
-        suffix="json",
-        limit=150.0,
-    )
-
-
 def written(
     name: str, told: dict[str, Any], engine: dict[str, Any], patched: bool = True
 ) -> Job:
@@ -407,29 +375,6 @@ JOBS = {
         ),
         *beside_untouched(
             "vision", {"checkpoint": "vision", **seen(IMAGE)}, VISION | THREE_IMAGES
-        ),
-        Job("two-eager", engine=TWO, waves=(MIXED, soak())),
-        Job("two-graphs", engine={**TWO, **GRAPHS}, waves=REPEATED),
-        written("two-v41-graphs", {"checkpoint": "v4.1"}, TWO | V41 | GRAPHS),
-        written(
-            "two-v41-drafts-graphs",
-            {"checkpoint": "v4.1 with drafts", "known": "v41-eager"},
-            TWO | V41 | DRAFTS | GRAPHS,
-        ),
-        written(
-            "two-vision-graphs",
-            {"checkpoint": "vision", **seen(IMAGE)},
-            TWO | VISION | THREE_IMAGES | GRAPHS,
-        ),
-        on_second_rank("healthy", "", SAME),
-        on_second_rank("pointer", "stale pointer", WITHOUT),
-        on_second_rank("query-norm", "query norm", WITHOUT),
-        Job(
-            "two-served",
-            program="benchmarks.xpu_path.served",
-            told=SERVED,
-            suffix="json",
-            limit=400.0,
         ),
         graph_check("healthy", "", SAME),
         graph_check("healthy-all", "", SAME, engine=ALL_GRAPHS),

@@ -8,6 +8,7 @@ installed trees, the tiny checkpoint, and this repository's own modules.
 
 import argparse
 import filecmp
+import re
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 ARCHIVE = "xpu-path.tar.xz"
 PYTHON = "3.12"
 GLIBCS = (5, 12, 17, 24, 26, 27, 28, 31, 34)
-UNREAD = ("mistral_common/data/", "pycountry/locales/")
+UNREAD = re.compile(
+    r"mistral_common/data/|pycountry/locales/|nixl_ep|nixl_cu13(\.scripts|-[^/]*\.data)/"
+    r"|\.nixl_cu13\.mesonpy\.libs/plugins/(?!libplugin_UCX)"
+    r"|nixl_cu13\.libs/(lib(aws|azure|xml2|gusli)|nixl/|ucx/lib(uct_ib|ucx_perftest))"
+)
+"""Tables that nothing here reads, and NIXL over what this machine has not: 250 MB."""
 OWN = ("benchmarks", "e2e", "emulated_xpu", "kernels")
 """Folders of this repository to copy."""
 
@@ -53,8 +59,7 @@ def pack(archive: Path, release: str) -> None:
         download(work / "wheels")
         for wheel in (work / "wheels").glob("*.whl"):
             with zipfile.ZipFile(wheel) as opened:
-                # Tables that nothing here reads: 16 MB.
-                kept = [n for n in opened.namelist() if not n.startswith(UNREAD)]
+                kept = [n for n in opened.namelist() if not UNREAD.match(n)]
                 opened.extractall(site, kept)
         engines = Engines(work / "engines", Cache.default())
         pinned = load(engines.project)[release]

@@ -16,21 +16,26 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .jobs import JOBS, Job
+from .jobs import JOBS as ON_ONE
+from .jobs import Job
+from .two_gpus import TWO_JOBS
 
 HERE = Path(__file__).resolve()
 OWN = HERE.parents[2]
-TREES = ("patched", "untouched", "site")
+JOBS = ON_ONE | TWO_JOBS
 ENTRY = "emulated_xpu_on_cuda = emulated_xpu.plugin:register_on_cuda"
 
 
-def unpack(carried: Path, work: Path) -> None:
-    """Unpack what was carried, unless it is there; put the untouched tree together, and
-    install our platform beside it."""
+def unpack(carried: Path, work: Path, jobs: list[Job]) -> None:
+    """Unpack what was carried, unless it is there; put the untouched tree together if a
+    job needs it, and install our platform beside it."""
     if not (work / "unpacked").exists():
         with tarfile.open(carried / "xpu-path.tar.xz") as tar:
             tar.extractall(work, filter="data")
-        untouched = work / "untouched"
+        compile_modules(work, "patched", "site")
+        (work / "unpacked").touch()
+    untouched = work / "untouched"
+    if not untouched.exists() and not all(job.patched for job in jobs):
         shutil.copytree(work / "patched", untouched, dirs_exist_ok=True)
         for name in (work / "removed").read_text().splitlines():
             (untouched / name).unlink()
@@ -38,14 +43,17 @@ def unpack(carried: Path, work: Path) -> None:
             if not any((untouched / name).parent.iterdir()):
                 (untouched / name).parent.rmdir()
         shutil.copytree(work / "differing", untouched, dirs_exist_ok=True)
-        # Else the first process of each tree compiles 2,000 modules by itself.
-        words = ["-q", "-j", "0", *(str(work / name) for name in TREES)]
-        subprocess.run([sys.executable, "-m", "compileall", *words], check=False)
-        (work / "unpacked").touch()
+        compile_modules(work, "untouched")
     described = work / "plugin/emulated_xpu-0.dist-info"
     described.mkdir(parents=True, exist_ok=True)
     (described / "METADATA").write_text("Name: emulated-xpu\nVersion: 0\n")
     (described / "entry_points.txt").write_text(f"[vllm.platform_plugins]\n{ENTRY}\n")
+
+
+def compile_modules(work: Path, *trees: str) -> None:
+    """Else the first process of each tree compiles 2,000 modules by itself."""
+    words = ["-q", "-j", "0", *(str(work / name) for name in trees)]
+    subprocess.run([sys.executable, "-m", "compileall", *words], check=False)
 
 
 def environment(job: Job, work: Path) -> dict[str, str]:
@@ -116,11 +124,11 @@ def main() -> None:
         )
     started = time.monotonic()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    unpack(arguments.carried, arguments.work)
+    jobs = [JOBS[name] for name in arguments.jobs or ON_ONE]
+    unpack(arguments.carried, arguments.work, jobs)
     print(f"unpacked in {time.monotonic() - started:.0f} s", flush=True)
     results = []
     pool = ThreadPoolExecutor(arguments.at_once)
-    jobs = [JOBS[name] for name in arguments.jobs or JOBS]
     ended = pool.map(lambda job: run(job, arguments.work, arguments.out), jobs)
     for job, result in zip(jobs, ended, strict=True):
         name = job.name

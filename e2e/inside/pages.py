@@ -57,7 +57,7 @@ class Pages:
         """The bytes of blocks, by group."""
         return [
             {
-                name: self._caches[name][0][blocks][:, self._caches[name][1]]
+                name: self._caches[name][0][blocks][:, self._caches[name][1]].cpu()
                 for name in group.layer_names
             }
             for group, blocks in zip(self._groups, ids, strict=True)
@@ -133,7 +133,8 @@ def _by_blocks(view: torch.Tensor) -> tuple[torch.Tensor, slice]:
     """The rows `[blocks, bytes]` that a cache shares, and its own part of each."""
     assert view[0].is_contiguous()
     width = view.stride(0) * view.element_size()
-    whole = torch.empty(0, dtype=torch.uint8).set_(view.untyped_storage())
+    whole = torch.empty(0, dtype=torch.uint8, device=view.device)
+    whole = whole.set_(view.untyped_storage())
     first = view.storage_offset() * view.element_size()
     assert first < width
     rows = whole[: len(view) * width].view(len(view), width)

@@ -120,13 +120,17 @@ class Receiver(Side):
 
     role = "kv_consumer"
 
+    def fetch(self, prompt: Prompt, read: dict[str, Any]) -> Any:
+        """The output of a prompt whose blocks come into poisoned memory."""
+        self.learn(prompt, prompt["receiver_knows"])
+        self._pages.poison(pages.RECEIVED)
+        return self.ask(prompt, new=prompt["new"], alone=True, **read["where"])
+
     def answer(self, prompt: Prompt, read: dict[str, Any]) -> dict[str, Any]:
         """What came of a prompt: `pages` as `Pages.compared` gives it, tokens and
         log-probabilities, and those of the sender alone."""
-        self.learn(prompt, prompt["receiver_knows"])
-        self._pages.poison(pages.RECEIVED)
+        output = self.fetch(prompt, read)
         where = read["where"]
-        output = self.ask(prompt, new=prompt["new"], alone=True, **where)
         length = len(prompt["tokens"])
         return {
             "length": length,

@@ -5,12 +5,13 @@ are those of one engine."""
 import importlib.util
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from e2e.judging.checks import SAME
-from e2e.running.pairs import NEW, Asked, Pair
+from e2e.judging.transfers import check_answer, check_pages
+from e2e.running.asked import Asked
+from e2e.running.pairs import Pair
 from e2e.running.serving import Engines
 
 pytestmark = [
@@ -57,33 +58,6 @@ PAIRS = (
     Pair("MTP, device buffers", "xpu", (*FEW, Asked(255), Asked(319)), (MTP,)),
     Pair("MTP, host buffers", "cpu", (*FEW, Asked(255), Asked(319)), (MTP,)),
 )
-
-
-def check_pages(found: dict[str, Any], asked: Asked) -> None:
-    """All that the prompt's last token sees has arrived, and nothing else."""
-    pages = found["pages"]
-    print(f"{asked}: {pages}")
-    assert pages["stray"] == 0, "other blocks were written"
-    for group, entry in pages["groups"].items():
-        assert entry["missing"] == 0, f"{group}: blocks are missing: {entry}"
-        assert entry["wrong"] == 0, f"{group}: bytes are wrong: {entry}"
-        assert entry["compared"], f"{group}: nothing came: {entry}"
-    known = sum(entry["known"] for entry in pages["groups"].values())
-    assert bool(known) == bool(asked.receiver_knows), known
-
-
-def check_answer(found: dict[str, Any], bound: float) -> None:
-    """Its tokens are the sender's own, and log-probabilities at most `bound` apart."""
-    ours, alone = found["answer"], found["alone"]
-    assert ours["tokens"] == alone["tokens"]
-    assert len(ours["tokens"]) == len(ours["logprobs"]) == NEW
-    apart = max(
-        abs(a - b)
-        for place, other in zip(ours["logprobs"], alone["logprobs"], strict=True)
-        for a, b in zip(place, other, strict=True)
-    )
-    print(f"log-probabilities are {apart:.5f} apart")
-    assert apart <= bound
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
