@@ -21,6 +21,8 @@ BUFFERS = 0.3
 CHUNK_BLOCKS = {256: 600, 128: 200}
 """Blocks of the cache that the smallest chunk of a prompt takes at least for each stage
 of the split, by the tokens of a block; starts of v0.33.0 took 832 and 256."""
+AUTO = -1
+"""Of `--moe-expert-cache-size`: `auto`."""
 NAMED = 1024
 """Devices up to which every impossible split is named."""
 
@@ -34,11 +36,14 @@ class Split:
 
     Attributes:
         partition: layers of each stage, if they are not vLLM's own; or empty.
+        host_experts: whether experts lie in the host's memory, and on the device as many
+            as it has room for.
     """
 
     ranks: int
     stages: int
     partition: tuple[int, ...] = ()
+    host_experts: bool = False
 
     def arguments(self, asked: Asked) -> dict[str, object]:
         """For vLLM's engine; `partition` is what VLLM_PP_LAYER_PARTITION says."""
@@ -50,6 +55,8 @@ class Split:
             found["data_parallel_size"] = asked.replicas
         if asked.expert_parallel:
             found["enable_expert_parallel"] = True
+        if self.host_experts:
+            found["moe_expert_cache_size"] = AUTO
         if self.partition:
             found["partition"] = ",".join(map(str, self.partition))
         return found
