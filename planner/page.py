@@ -24,7 +24,10 @@ from xpustack.pages import record
 from xpustack.pages.made import stamp
 
 SECTION, PAGE, DATA = "plans", "docs/deploying.md", "docs/data/plans.csv"
-MACHINE = ("release", "model", "device", "count", "context", "concurrency")
+MACHINE = (
+    *("release", "model", "device", "count", "context", "concurrency"),
+    *("host_memory", "link"),
+)
 """What a plan is of."""
 HEADS = (
     *("release", "devices", "split", "weights, GiB", "requests", "chunk"),
@@ -50,12 +53,22 @@ def rows_of(data: Mapping[str, Any]) -> list[Row]:
             "pinned_gib": f"{one['pinned_bytes'] / GIB:.0f}",
             "tokens_per_second_slow": f"{slow:.0f}",
             "tokens_per_second_fast": f"{fast:.0f}",
+            "slots": one["slots"] or "",
+            "first_token_seconds": _first_token(one["first_token_seconds"]),
             "limit": one["limit"],
         }
         rows.append(machine | {name: str(value) for name, value in row.items()})
     for split, reason in data["refused"].items():
         rows.append(machine | {"split": split, "refused": reason})
     return rows
+
+
+def _first_token(found: Mapping[str, Iterable[float]]) -> str:
+    """By the prompt's tokens, such as `8192: 0.5 to 1.2; 131072: 8 to 20`."""
+    return "; ".join(
+        f"{tokens}: " + " to ".join(f"{time:.2g}" for time in times)
+        for tokens, times in found.items()
+    )
 
 
 def merged(known: Iterable[Row], new: Iterable[Row]) -> list[Row]:
@@ -93,7 +106,7 @@ def _lacking(rows: Iterable[Row]) -> list[Row]:
 
 
 def _machine(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in MACHINE)
+    return tuple(row.get(name, "") for name in MACHINE)
 
 
 def _cells(row: Row) -> list[str]:
@@ -115,7 +128,9 @@ def plans_of(rows: Iterable[Row]) -> Iterator[list[str]]:
     """The words of the command that plans each machine of the rows."""
     models = {one.label: name for name, one in NAMED.items()}
     devices = {one.name: short(one) for one in DEVICES}
-    for release, model, device, count, context, concurrency in _by_machine(rows):
+    for machine in _by_machine(rows):
+        release, model, device, count, context, concurrency, host, link = machine
+        on_host = ["--host-memory", host, "--link", link] if host else []
         yield [
             *("plan", release),
             *("--model", models[model]),
@@ -123,6 +138,7 @@ def plans_of(rows: Iterable[Row]) -> Iterator[list[str]]:
             *("--count", count),
             *("--context", context),
             *("--concurrency", concurrency),
+            *on_host,
         ]
 
 

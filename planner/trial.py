@@ -35,6 +35,8 @@ SEARCHED = 6
 """Splits that are started at most in search of the fewest devices."""
 MANY_REQUESTS = 128
 """More at a time must be asked for: vLLM's own limit depends on the device."""
+FEW_STAGES = 4
+"""Up to so many, a split is named with the layers of each, if they are not vLLM's."""
 ABSENT = ("lmformatenforcer", "outlines_core")
 """Grammar backends that vLLM imports and that are not among our requirements."""
 
@@ -102,7 +104,9 @@ class Attempt(msgspec.Struct, frozen=True):
     def name(self) -> str:
         stages, replicas = self.pipeline_parallel_size, self.data_parallel_size
         parts = [f"TP {self.tensor_parallel_size}"]
-        parts += [f"PP {stages}"] if stages > 1 else []
+        layers = self.partition.replace(",", " + ")
+        shown = f" ({layers} layers)" if layers and stages <= FEW_STAGES else ""
+        parts += [f"PP {stages}{shown}"] if stages > 1 else []
         parts += [f"DP {replicas}"] if replicas > 1 else []
         parts += ["EP"] if self.enable_expert_parallel else []
         parts += ["host experts"] if self.moe_expert_cache_size else []
@@ -120,6 +124,11 @@ class Attempt(msgspec.Struct, frozen=True):
     @property
     def built(self) -> bool:
         return len(self.stages) == self.pipeline_parallel_size
+
+    @property
+    def slots(self) -> int:
+        """Experts of a layer on the device, the others in the host's memory."""
+        return min((stage.slots for stage in self.stages), default=0)
 
     @property
     def fullest(self) -> Stage:
@@ -185,7 +194,8 @@ def run(
     if asked.host:
         every += [replace(one, host_experts=True) for one in every]
     fewer = ((n, one) for n, one in splits.fewest(asked) if n != asked.count)
-    search = [] if only else list(itertools.islice(fewer, SEARCHED))
+    fixed = only or asked.host
+    search = [] if fixed else list(itertools.islice(fewer, SEARCHED))
     order = {
         "model": known.name,
         "folder": str(known.folder),

@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import forks
 import shapes
@@ -114,7 +115,12 @@ class Loader(BaseModelLoader):
     def load_model(
         self, vllm_config: Any, model_config: Any, prefix: str = "", **_: Any
     ) -> Any:
-        with set_default_torch_dtype(model_config.dtype), OnMeta():
+        zeros = remembering_pinned(torch.zeros)
+        with (
+            set_default_torch_dtype(model_config.dtype),
+            mock.patch.object(torch, "zeros", zeros),
+            OnMeta(),
+        ):
             model = initialize_model(
                 vllm_config=vllm_config, model_config=model_config, prefix=prefix
             )
@@ -135,7 +141,6 @@ def stage(vllm_config: Any, number: int) -> dict[str, Any]:
         worker = EmulatedXpuWorker(vllm_config, local, rank, "fake://", number == 0)
         worker.init_device()
         torch.empty = remembering_pinned(torch.empty)
-        torch.zeros = remembering_pinned(torch.zeros)
         torch.accelerator.get_memory_info = free_and_total
         worker.load_model()
         answers = {"get_kv_cache_spec": worker.get_kv_cache_spec()}
@@ -371,6 +376,10 @@ def attempts(given: dict[str, Any]) -> list[dict[str, Any]]:
     first, *smaller = JOB["chunks"]
     tried = [attempt(max_num_batched_tokens=first)]
     built = tried[0]["stages"]
+    if HOST_EXPERTS in given:
+        if built and room(tried[0]) < JOB["requests"]:
+            tried += with_fewer_slots(built, attempt)
+        return tried
     if built and room(tried[0]) < JOB["requests"] and left(built) > -NEARLY:
         promised = tried[0]
         for chunk in smaller:
@@ -382,12 +391,44 @@ def attempts(given: dict[str, Any]) -> list[dict[str, Any]]:
         if promised is not tried[0]:
             chunk = promised["max_num_batched_tokens"]
             tried.append(attempt(max_num_batched_tokens=chunk))
-    whole = given["tensor_parallel_size"] == 1 or any(
-        given.get(name) for name in ("enable_expert_parallel", HOST_EXPERTS)
-    )
+    whole = given.get("enable_expert_parallel") or given["tensor_parallel_size"] == 1
     if tried[0].get("configured") and not built and not whole:
         tried.append(attempt(max_num_batched_tokens=first, enable_expert_parallel=True))
     return tried
+
+
+def with_fewer_slots(
+    built: list[dict[str, Any]], attempt: Callable[..., dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """A split with the most experts on a device that leave room for all requests beside
+    the largest chunk of a prompt for which there are any: `auto` leaves room for
+    activations, and little more. Empty if there are none."""
+
+    def carries(count: int, chunk: int) -> bool:
+        known = [
+            {
+                **one,
+                "slots": count,
+                "slot_bytes": one["slot_bytes"] // one["slots"] * count,
+            }
+            for one in built
+        ]
+        promised = attempt(known, max_num_batched_tokens=chunk)
+        return room(promised) >= JOB["requests"]
+
+    for chunk in JOB["chunks"]:
+        most, too_many = 0, built[0]["slots"]
+        while too_many - most > 1:
+            middle = (most + too_many) // 2
+            if carries(middle, chunk):
+                most = middle
+            else:
+                too_many = middle
+        if most:
+            found = attempt(max_num_batched_tokens=chunk, **{HOST_EXPERTS: most})
+            if room(found) >= JOB["requests"]:
+                return [found]
+    return []
 
 
 NEARLY = 1 << 30
