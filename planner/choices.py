@@ -13,7 +13,8 @@ from packaging.version import Version
 from aot.costs import host_experts, prompts, step
 from aot.costs import model as devices
 from aot.costs.host_experts import Slots
-from aot.costs.step import Kernels, Part, Range, Split
+from aot.costs.step import NOTHING, Kernels, Part, Range, Split
+from benchmarks.memory import Shapes
 from planner import splits
 from planner.asked import CONCURRENCY, CONTEXT, LINK, SHARE, Asked, short
 from planner.trial import MANY_REQUESTS, Attempt, Trial
@@ -38,6 +39,7 @@ class Choice:
         attempt: with the largest chunk of a prompt that leaves room for all requests,
             or else the most room.
         speed: modelled tokens per second of all requests.
+        alone: the same of one that comes alone.
         slowest: the part of a modelled step that takes longest.
         first_token: modelled seconds until it, by tokens of the prompt.
         link_bytes: what a token reads of experts in the host's memory, on each device.
@@ -46,6 +48,7 @@ class Choice:
     attempt: Attempt
     serves: bool
     speed: Range
+    alone: Range
     slowest: Part
     first_token: Mapping[int, Range]
     link_bytes: Range
@@ -98,33 +101,46 @@ def _choice(asked: Asked, attempt: Attempt) -> Choice:
     )
     slots = Slots(attempt.slots, asked.link) if attempt.slots else None
     at_once = min(asked.requests, attempt.room)
-    together = step.together(split, at_once)
-    parts = step.decode(model, split, together, WITHOUT)
-    link = Range(0, 0)
-    if slots:
-        parts.append(host_experts.fetched(model, split, slots, together))
-        one = host_experts.fetched(model, split, slots, 1).milliseconds
-        link = one.times(slots.link * 1e6)
-    sizes = [*map(int, attempt.partition.split(","))] if attempt.partition else ()
-    lengths = sorted({min(length, asked.context) for length in PROMPTS})
+    parts, alone = (_step(model, split, slots, count) for count in (at_once, 1))
     return Choice(
         attempt,
         serves,
         step.tokens_per_second(model, split, at_once, step.total(parts)),
+        step.tokens_per_second(model, split, 1, step.total(alone)),
         max(parts, key=lambda part: part.milliseconds.slow),
-        {
-            length: prompts.first_token(
-                model,
-                split,
-                sizes or splits.even(model.layers, split.stages),
-                length,
-                attempt.max_num_batched_tokens,
-                slots,
-            ).times(1e-3)
-            for length in lengths
-        },
-        link,
+        _first_token(asked, attempt, split, slots),
+        host_experts.read(model, split, slots) if slots else NOTHING,
     )
+
+
+def _step(
+    model: Shapes, split: Split, slots: Slots | None, requests: int
+) -> list[Part]:
+    """The parts of a decode step of a server that has so many requests."""
+    together = step.together(split, requests)
+    parts = step.decode(model, split, together, WITHOUT)
+    if slots:
+        parts.append(host_experts.fetched(model, split, slots, together))
+    return parts
+
+
+def _first_token(
+    asked: Asked, attempt: Attempt, split: Split, slots: Slots | None
+) -> dict[int, Range]:
+    """Seconds, by tokens of the prompt."""
+    model, own = asked.checkpoint.model, attempt.partition
+    sizes = (
+        tuple(map(int, own.split(",")))
+        if own
+        else splits.even(model.layers, split.stages)
+    )
+    chunk = attempt.max_num_batched_tokens
+    return {
+        length: prompts.first_token(model, split, sizes, length, chunk, slots).times(
+            1e-3
+        )
+        for length in sorted({min(length, asked.context) for length in PROMPTS})
+    }
 
 
 def refusals(

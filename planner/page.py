@@ -2,7 +2,8 @@
 """`python -m planner.page DOCUMENT ...`: keep what `plan --json` printed; with
 `--again` instead of documents, plan each known machine anew.
 
-Writes docs/data/plans.csv, a row for each split, and the table of docs/deploying.md.
+Writes docs/data/plans.csv, a row for each split, and tables of docs/deploying.md and,
+of experts in the host's memory, docs/speed.md.
 Rows of other machines stay as they are.
 """
 
@@ -24,6 +25,7 @@ from xpustack.pages import record
 from xpustack.pages.made import stamp
 
 SECTION, PAGE, DATA = "plans", "docs/deploying.md", "docs/data/plans.csv"
+FEW_CARDS, SPEED_PAGE = "few cards", "docs/speed.md"
 MACHINE = (
     *("release", "model", "device", "count", "context", "concurrency"),
     *("host_memory", "link"),
@@ -43,6 +45,7 @@ def rows_of(data: Mapping[str, Any]) -> list[Row]:
     rows = []
     for one in data["choices"]:
         slow, fast = one["tokens_per_second"]
+        alone_slow, alone_fast = one["tokens_per_second_of_one"]
         row = {
             "split": one["split"],
             "weights_gib": f"{one['weights_bytes'] / GIB:.1f}",
@@ -53,6 +56,8 @@ def rows_of(data: Mapping[str, Any]) -> list[Row]:
             "pinned_gib": f"{one['pinned_bytes'] / GIB:.0f}",
             "tokens_per_second_slow": f"{slow:.0f}",
             "tokens_per_second_fast": f"{fast:.0f}",
+            "of_one_slow": f"{alone_slow:.0f}",
+            "of_one_fast": f"{alone_fast:.0f}",
             "slots": one["slots"] or "",
             "first_token_seconds": _first_token(one["first_token_seconds"]),
             "limit": one["limit"],
@@ -79,15 +84,42 @@ def merged(known: Iterable[Row], new: Iterable[Row]) -> list[Row]:
 
 def shown(rows: Iterable[Row]) -> str:
     """The page's table: of each machine the first split that starts, or that lacks
-    memory if none starts."""
+    memory if none starts; those with experts in the host's memory are `few_cards`."""
     return table(
         HEADS,
         (
             _cells(row)
             for found in _by_machine(rows).values()
+            if not found[0].get("host_memory")
             for row in (_starting(found) or _lacking(found))[:1]
         ),
     )
+
+
+def few_cards(rows: Iterable[Row]) -> str:
+    """The table of experts in the host's memory: of each machine the first split."""
+    heads = (
+        *("devices", "split", "slots", "tokens/s of one"),
+        *("first token, s, by tokens", "limit, or why it does not start"),
+    )
+    machines = [
+        found for found in _by_machine(rows).values() if found[0].get("host_memory")
+    ]
+    return table(heads, (_few_cards(row) for row, *_ in machines))
+
+
+def _few_cards(row: Row) -> list[str]:
+    devices = f"{row['count']} {row['device']}, {row['host_memory']} GiB of the host"
+    if reason := row.get("refused"):
+        return [devices, row["split"], "", "", "", reason]
+    return [
+        devices,
+        row["split"],
+        row["slots"],
+        f"{row['of_one_slow']} to {row['of_one_fast']}",
+        row["first_token_seconds"],
+        row["limit"],
+    ]
 
 
 def _by_machine(rows: Iterable[Row]) -> dict[tuple[str, ...], list[Row]]:
@@ -175,6 +207,8 @@ def main() -> None:
             ) from None
         known = merged(known, [row | stamp(project, row["release"]) for row in new])
     record.write(project, DATA, known, PAGE, (SECTION, shown(known)))
+    known = read_rows(project.root / DATA)
+    record.write(project, DATA, known, SPEED_PAGE, (FEW_CARDS, few_cards(known)))
 
 
 if __name__ == "__main__":

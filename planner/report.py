@@ -17,18 +17,19 @@ NOTES = (
     " the host that devices read (Engram), for all ranks, in powers of two.",
     "tokens/s: modelled by aot/costs/step.py, not measured, with captured graphs,"
     " without attention and the indexer's scores. Overlapping ranges rank nothing for"
-    " sure. first token: seconds, of a prompt as long as the context, at most 131,072"
-    " tokens, modelled alike.",
+    " sure. of one: a request that comes alone. first token: seconds, of a prompt as"
+    " long as the context, at most 131,072 tokens, modelled alike.",
 )
 SLOTS = (
     "slots: experts of a layer on each device: what `auto` takes or, if that leaves too"
     " little for all requests, fewer. All are pinned. In the best split a token reads"
     " {:.2f} to {:.2f} GiB over each link: at best it finds what llama.cpp#27861"
-    " measured with another model, at worst what chance gives (aot/step.toml)."
+    " measured with another model, at worst what chance gives. Of V4-Flash a user"
+    " reports 8 to 18 % with 5 % of the experts (FreeToken#174): nearer to chance."
 )
 COLUMNS = (
     *("split", "weights", "buffers", "requests", "cache tokens", "chunk"),
-    *("slots", "host", "pinned", "tokens/s", "first token", "limit"),
+    *("slots", "host", "pinned", "tokens/s", "of one", "first token", "limit"),
 )
 
 
@@ -97,6 +98,7 @@ def rows(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "host": f"{values['host_bytes'] / GIB:.0f}",
             "pinned": f"{values['pinned_bytes'] / GIB:.0f}",
             "tokens/s": "{:.0f} to {:.0f}".format(*speed),
+            "of one": "{:.0f} to {:.0f}".format(*values["tokens_per_second_of_one"]),
             "first token": _seconds(values["first_token_seconds"]),
             "limit": values["limit"],
         }
@@ -147,6 +149,7 @@ def _choice(asked: Asked, choice: Choice) -> dict[str, Any]:
         "host_bytes": attempt.ranks * sum(stage.host for stage in attempt.stages),
         "pinned_bytes": choices.pinned_bytes(attempt),
         "tokens_per_second": sorted((speed.slow, speed.fast)),
+        "tokens_per_second_of_one": sorted((choice.alone.fast, choice.alone.slow)),
         "first_token_seconds": {
             str(length): sorted((time.fast, time.slow))
             for length, time in choice.first_token.items()

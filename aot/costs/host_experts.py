@@ -35,20 +35,22 @@ def hits(model: Shapes, slots: Slots) -> Range:
 
 def fetched(model: Shapes, split: Split, slots: Slots, tokens: int) -> Part:
     """Experts that a step of `tokens` tokens reads over the link of each rank."""
-    needed = distinct(model.experts, model.active, tokens)
-    found = hits(model, slots)
-    return _read(
-        model,
-        split,
-        slots,
-        Range(*(needed * (1 - x) for x in (found.fast, found.slow))),
+    return _part(model, split, slots, _missing(model, slots, tokens))
+
+
+def read(model: Shapes, split: Split, slots: Slots) -> Range:
+    """Bytes of them that a token alone reads over each link."""
+    count = _missing(model, slots, 1)
+    ends = (
+        read_bytes(model, split, x) / split.stages for x in (count.fast, count.slow)
     )
+    return Range(*ends)
 
 
 def streamed(model: Shapes, split: Split, slots: Slots, tokens: int) -> Part:
     """The same of a chunk of a prompt, whose waves find nothing of each other."""
     needed = distinct(model.experts, model.active, tokens)
-    return _read(model, split, slots, Range(needed, needed))
+    return _part(model, split, slots, Range(needed, needed))
 
 
 def read_bytes(model: Shapes, split: Split, count: float) -> float:
@@ -58,7 +60,13 @@ def read_bytes(model: Shapes, split: Split, count: float) -> float:
     return count * one / split.ranks * model.padded(split.ranks)
 
 
-def _read(model: Shapes, split: Split, slots: Slots, count: Range) -> Part:
+def _missing(model: Shapes, slots: Slots, tokens: int) -> Range:
+    """Of each layer's experts that a step needs, those without a slot."""
+    needed, found = distinct(model.experts, model.active, tokens), hits(model, slots)
+    return Range(needed * (1 - found.fast), needed * (1 - found.slow))
+
+
+def _part(model: Shapes, split: Split, slots: Slots, count: Range) -> Part:
     fast, slow = constants()["host_link"]["share"]
     moved = slots.link * 1e6
     time = Range(

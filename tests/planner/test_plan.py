@@ -313,6 +313,8 @@ def test_the_page_shows_the_rows():
     rows = read_rows(PROJECT.root / plans.DATA)
     page = PROJECT.root / plans.PAGE
     assert with_section(page, plans.SECTION, plans.shown(rows)) == page.read_text()
+    page, few = PROJECT.root / plans.SPEED_PAGE, plans.few_cards(rows)
+    assert with_section(page, plans.FEW_CARDS, few) == page.read_text()
 
 
 def test_each_machine_of_the_rows_can_be_planned_again():
@@ -341,6 +343,7 @@ def test_a_plan_replaces_the_rows_of_its_machine():
         "host_bytes": 8 * GIB,
         "pinned_bytes": 0,
         "tokens_per_second": [100.0, 200.0],
+        "tokens_per_second_of_one": [10.0, 20.0],
         "slots": 0,
         "first_token_seconds": {"8192": [0.5, 1.25]},
         "limit": "launches",
@@ -400,6 +403,7 @@ def test_experts_of_the_host_are_in_the_command_and_in_the_model() -> None:
     assert choice.attempt.name == "TP 1, host experts"
     assert choice.limit(asks) == "host link: experts of the host"
     assert 5 < choice.speed.slow < choice.speed.fast < 20
+    assert choice.speed == choice.alone
     assert 1 < choice.link_bytes.fast / GIB < choice.link_bytes.slow / GIB < 3.2
     assert "--moe-expert-cache-size auto" in choices.serve(asks, choice.attempt)
     faster = replace(asks, link=50)
