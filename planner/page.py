@@ -98,27 +98,25 @@ def shown(rows: Iterable[Row]) -> str:
 
 def few_cards(rows: Iterable[Row]) -> str:
     """The table of experts in the host's memory: of each machine the first split."""
-    heads = (
-        *("devices", "split", "slots", "tokens/s of one"),
-        *("first token, s, by tokens", "limit, or why it does not start"),
-    )
     machines = [
         found for found in _by_machine(rows).values() if found[0].get("host_memory")
     ]
-    return table(heads, (_few_cards(row) for row, *_ in machines))
+    heads = ("devices", "host, GiB", "slots", "tokens/s of one", "of all")
+    return table(
+        (*heads, "first token, s, by tokens"), (_few_cards(row) for row, *_ in machines)
+    )
 
 
 def _few_cards(row: Row) -> list[str]:
-    devices = f"{row['count']} {row['device']}, {row['host_memory']} GiB of the host"
+    begin = [f"{row['count']} {row['device']}", row["host_memory"]]
     if reason := row.get("refused"):
-        return [devices, row["split"], "", "", "", reason]
+        return [*begin, reason.partition(": ")[2] or reason, "", "", ""]
     return [
-        devices,
-        row["split"],
+        *begin,
         row["slots"],
         f"{row['of_one_slow']} to {row['of_one_fast']}",
+        f"{row['tokens_per_second_slow']} to {row['tokens_per_second_fast']}",
         row["first_token_seconds"],
-        row["limit"],
     ]
 
 

@@ -348,7 +348,7 @@ def test_a_plan_replaces_the_rows_of_its_machine():
         "first_token_seconds": {"8192": [0.5, 1.25]},
         "limit": "launches",
     }
-    machine = dict.fromkeys(plans.MACHINE, "x")
+    machine = dict.fromkeys(plans.MACHINE, "x") | {"host_memory": ""}
     reasons = {"TP 16": "16 does not divide 8. Use 8."}
     rows = plans.rows_of(machine | {"choices": [choice], "refused": reasons})
     (starts,) = plans.shown(rows).splitlines()[2:]
@@ -358,6 +358,10 @@ def test_a_plan_replaces_the_rows_of_its_machine():
         plans.rows_of(machine | {"choices": [], "refused": short})
     ).splitlines()[2:]
     assert refused.endswith("| 2 GiB short on a device |")
+    few = machine | {"host_memory": "192", "choices": [choice | {"slots": 60}]}
+    (cards,) = plans.few_cards(plans.rows_of(few | {"refused": {}})).splitlines()[2:]
+    assert cards.startswith("| x x | 192 | 60 | 10 to 20 | 100 to 200 | 8192: 0.5 to 1")
+    assert not plans.shown(plans.rows_of(few | {"refused": {}})).splitlines()[2:]
     choice |= {"requests": 30}
     again = plans.rows_of(machine | {"choices": [choice], "refused": {}})
     other = [row | {"count": "16"} for row in rows]
