@@ -307,7 +307,7 @@ def configuration(given: dict[str, Any]) -> Any:
         Refused: the release has no such option.
     """
     if HOST_EXPERTS in given and not hasattr(EngineArgs, HOST_EXPERTS):
-        raise forks.Refused("the release has no experts in host memory")
+        raise forks.Refused("keeps no experts in host memory: v0.31.0 or newer does")
     return EngineArgs(
         model=JOB["folder"],
         load_format=WITHOUT_VALUES,
