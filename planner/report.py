@@ -28,8 +28,8 @@ SLOTS = (
     " reports 8 to 18 % with 5 % of the experts (FreeToken#174): nearer to chance."
 )
 COLUMNS = (
-    *("split", "weights", "buffers", "requests", "cache tokens", "chunk"),
-    *("slots", "host", "pinned", "tokens/s", "of one", "first token", "limit"),
+    *("split", "weights", "buffers", "requests", "cache tokens", "chunk", "slots"),
+    *("host", "pinned", "tokens/s", "of one", "first token", "limit"),
 )
 
 
@@ -81,6 +81,12 @@ def title(data: dict[str, Any]) -> str:
         f" {data['concurrency']} requests of {data['context']:,} tokens,"
         f" {data['release']}"
     )
+
+
+def columns(data: dict[str, Any]) -> list[str]:
+    """Those of the table that say something."""
+    few = any(values["slots"] for values in data["choices"])
+    return [name for name in COLUMNS if few or name != "slots"]
 
 
 def rows(data: dict[str, Any]) -> Iterator[dict[str, Any]]:

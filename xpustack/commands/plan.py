@@ -77,5 +77,5 @@ def plan(
     if not found:
         raise choices.nothing_fits(asked, pinned, tried)
     answer.say(report.title(data))
-    answer.table(report.rows(data), report.COLUMNS)
+    answer.table(report.rows(data), report.columns(data))
     answer.say(*report.notes(data))
