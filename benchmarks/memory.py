@@ -78,6 +78,12 @@ class Shapes(ABC):
         return ()
 
     @property
+    def late(self) -> int:
+        """Layers behind the last that writes compressed entries, where prefill computes
+        a prompt's end alone."""
+        return 0
+
+    @property
     @abstractmethod
     def kinds(self) -> dict[str, int]:
         """Its layers, counted by their kind."""

@@ -73,6 +73,10 @@ class V41(Shapes):
         made = (HYPER + 1) * self.hidden
         return (self.engrams, self.lookups * self.row), (self.engrams, made)
 
+    @property
+    def late(self) -> int:
+        return self.ratio1 - self.sources1
+
     def entries(self, context: int) -> dict[str, int]:
         return {
             kind: context // int(kind[-1]) for kind in self.kinds if kind != "window"

@@ -21,6 +21,9 @@ an Intel GPU."""
 BESIDE_WORKSPACES = 2 << 30
 """Bytes of activations beside the workspaces, whose size is known, where both are more:
 a long context's keys that prefill gathers."""
+LINK = 28
+"""Gigabytes per second from the host to a device, unless a plan is told: PCIe 5.0 with
+eight lanes, as a B60 has; sixteen move about 50."""
 CHUNKS = (8192, 4096, 2048)
 """Tokens of a prompt that a step reads at most: the largest with which all fits."""
 
@@ -35,6 +38,8 @@ class Asked:
         share: of a device's memory, what vLLM may use.
         speculation: vLLM's `--speculative-config`; empty for no drafts.
         images: of a prompt at most.
+        host: GiB of memory of the host that experts may take; 0 to keep all on devices.
+        link: gigabytes per second from the host to a device.
 
     Raises:
         UsageError: a value does not go with the others.
@@ -50,6 +55,8 @@ class Asked:
     share: float = SHARE
     speculation: Mapping[str, Any] = field(default_factory=dict)
     images: int = 0
+    host: int = 0
+    link: int = LINK
 
     def __post_init__(self) -> None:
         if self.count % self.replicas:

@@ -2,22 +2,28 @@
 """The splits that start, the fastest first; what limits each; and how to serve it."""
 
 import json
+import math
+import re
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from packaging.version import Version
 
+from aot.costs import host_experts, prompts, step
 from aot.costs import model as devices
-from aot.costs import step
-from aot.costs.step import Kernels, Part, Range, Split
+from aot.costs.host_experts import Slots
+from aot.costs.step import NOTHING, Kernels, Part, Range, Split
+from benchmarks.memory import Shapes
 from planner import splits
-from planner.asked import CONCURRENCY, CONTEXT, SHARE, Asked, short
+from planner.asked import CONCURRENCY, CONTEXT, LINK, SHARE, Asked, short
 from planner.trial import MANY_REQUESTS, Attempt, Trial
 from xpustack.base.releases import Release
 from xpustack.core.errors import CheckFailed
 
 GIB = 1 << 30
+PROMPTS = (8192, 131_072)
+"""Tokens of prompts whose first token is modelled."""
 WITHOUT = Kernels({}, {})
 """Attention and the indexer's scores are left out: nobody compiles them for a plan."""
 OFFICIAL_SINCE = (0, 26)
@@ -33,13 +39,19 @@ class Choice:
         attempt: with the largest chunk of a prompt that leaves room for all requests,
             or else the most room.
         speed: modelled tokens per second of all requests.
+        alone: the same of one that comes alone.
         slowest: the part of a modelled step that takes longest.
+        first_token: modelled seconds until it, by tokens of the prompt.
+        link_bytes: what a token reads of experts in the host's memory, on each device.
     """
 
     attempt: Attempt
     serves: bool
     speed: Range
+    alone: Range
     slowest: Part
+    first_token: Mapping[int, Range]
+    link_bytes: Range
 
     def limit(self, asked: Asked) -> str:
         """What there is too little of, or what takes longest."""
@@ -87,15 +99,48 @@ def _choice(asked: Asked, attempt: Attempt) -> Choice:
         expert_parallel=attempt.enable_expert_parallel,
         fullest=max(map(int, attempt.partition.split(","))) if attempt.partition else 0,
     )
+    slots = Slots(attempt.slots, asked.link) if attempt.slots else None
     at_once = min(asked.requests, attempt.room)
-    together = step.together(split, at_once)
-    parts = step.decode(model, split, together, WITHOUT)
+    parts, alone = (_step(model, split, slots, count) for count in (at_once, 1))
     return Choice(
         attempt,
         serves,
         step.tokens_per_second(model, split, at_once, step.total(parts)),
+        step.tokens_per_second(model, split, 1, step.total(alone)),
         max(parts, key=lambda part: part.milliseconds.slow),
+        _first_token(asked, attempt, split, slots),
+        host_experts.read(model, split, slots) if slots else NOTHING,
     )
+
+
+def _step(
+    model: Shapes, split: Split, slots: Slots | None, requests: int
+) -> list[Part]:
+    """The parts of a decode step of a server that has so many requests."""
+    together = step.together(split, requests)
+    parts = step.decode(model, split, together, WITHOUT)
+    if slots:
+        parts.append(host_experts.fetched(model, split, slots, together))
+    return parts
+
+
+def _first_token(
+    asked: Asked, attempt: Attempt, split: Split, slots: Slots | None
+) -> dict[int, Range]:
+    """Seconds, by tokens of the prompt."""
+    model, own = asked.checkpoint.model, attempt.partition
+    sizes = (
+        tuple(map(int, own.split(",")))
+        if own
+        else splits.even(model.layers, split.stages)
+    )
+    chunk = attempt.max_num_batched_tokens
+    return {
+        length: prompts.first_token(model, split, sizes, length, chunk, slots).times(
+            1e-3
+        )
+        for length in sorted({min(length, asked.context) for length in PROMPTS})
+    }
 
 
 def refusals(
@@ -110,7 +155,12 @@ def refusals(
         if one.name not in started and not one.searched
     }
     ordered = sorted(
-        last.values(), key=lambda one: (not one.built, missing(asked, one))
+        last.values(),
+        key=lambda one: (
+            not one.moe_expert_cache_size,
+            not one.built,
+            missing(asked, one),
+        ),
     )
     each = asked.count // asked.replicas
     found = {one.name: why(asked, one) for one in ordered}
@@ -163,6 +213,8 @@ def _instead(asked: Asked, release: Release, trial: Trial) -> str:
     none, by arithmetic alone."""
     if trial.refused:
         return f"the whole checkpoint in {asked.checkpoint.folder}, then the same again"
+    if (more := _host_needed(trial)) > asked.host:
+        return " ".join(words(replace(asked, host=more), release.name, asked.count))
     if found := fewest(asked, trial):
         return " ".join(words(asked, release.name, found.devices))
     if trial.attempts and not any(one.built for one in trial.attempts):
@@ -171,6 +223,21 @@ def _instead(asked: Asked, release: Release, trial: Trial) -> str:
     if promised is None or any(one.searched for one in trial.attempts):
         return "another device, fewer requests or a shorter context: docs/deploying.md"
     return " ".join(words(asked, release.name, promised[0]))
+
+
+def _host_needed(trial: Trial) -> int:
+    """GiB of the host's memory with which a split with experts there would start; 0 if
+    none lacks any."""
+    needed = [
+        math.ceil(float(found[1]))
+        for one in trial.attempts
+        if (found := HOST_NEEDED.search(one.refused))
+    ]
+    return min(needed, default=0)
+
+
+HOST_NEEDED = re.compile(r"experts need ([\d.]+) GiB of host memory")
+"""How the release refuses."""
 
 
 def words(asked: Asked, release: str, count: int) -> list[str]:
@@ -185,6 +252,8 @@ def words(asked: Asked, release: str, count: int) -> list[str]:
         "--concurrency": (asked.requests, CONCURRENCY),
         "--data-parallel-size": (asked.replicas, 1),
         "--gpu-memory-utilization": (asked.share, SHARE),
+        "--host-memory": (asked.host, 0),
+        "--link": (asked.link, LINK),
     }
     for option, (value, default) in known.items():
         found += [option, str(value)] if value != default else []
@@ -206,6 +275,9 @@ def arguments(asked: Asked, attempt: Attempt) -> list[str]:
         found.append(f"--data-parallel-size {attempt.data_parallel_size}")
     if attempt.enable_expert_parallel:
         found.append("--enable-expert-parallel")
+    if size := attempt.moe_expert_cache_size:
+        shown = "auto" if size == splits.AUTO else str(size)
+        found.append(f"--moe-expert-cache-size {shown}")
     found += [
         "--kv-cache-dtype fp8",
         f"--block-size {architecture.block_size}",

@@ -2,7 +2,8 @@
 """`python -m planner.page DOCUMENT ...`: keep what `plan --json` printed; with
 `--again` instead of documents, plan each known machine anew.
 
-Writes docs/data/plans.csv, a row for each split, and the table of docs/deploying.md.
+Writes docs/data/plans.csv, a row for each split, and tables of docs/deploying.md and,
+of experts in the host's memory, docs/speed.md.
 Rows of other machines stay as they are.
 """
 
@@ -24,7 +25,11 @@ from xpustack.pages import record
 from xpustack.pages.made import stamp
 
 SECTION, PAGE, DATA = "plans", "docs/deploying.md", "docs/data/plans.csv"
-MACHINE = ("release", "model", "device", "count", "context", "concurrency")
+FEW_CARDS, SPEED_PAGE = "few cards", "docs/speed.md"
+MACHINE = (
+    *("release", "model", "device", "count", "context", "concurrency"),
+    *("host_memory", "link"),
+)
 """What a plan is of."""
 HEADS = (
     *("release", "devices", "split", "weights, GiB", "requests", "chunk"),
@@ -40,6 +45,7 @@ def rows_of(data: Mapping[str, Any]) -> list[Row]:
     rows = []
     for one in data["choices"]:
         slow, fast = one["tokens_per_second"]
+        alone_slow, alone_fast = one["tokens_per_second_of_one"]
         row = {
             "split": one["split"],
             "weights_gib": f"{one['weights_bytes'] / GIB:.1f}",
@@ -50,12 +56,24 @@ def rows_of(data: Mapping[str, Any]) -> list[Row]:
             "pinned_gib": f"{one['pinned_bytes'] / GIB:.0f}",
             "tokens_per_second_slow": f"{slow:.0f}",
             "tokens_per_second_fast": f"{fast:.0f}",
+            "of_one_slow": f"{alone_slow:.0f}",
+            "of_one_fast": f"{alone_fast:.0f}",
+            "slots": one["slots"] or "",
+            "first_token_seconds": _first_token(one["first_token_seconds"]),
             "limit": one["limit"],
         }
         rows.append(machine | {name: str(value) for name, value in row.items()})
     for split, reason in data["refused"].items():
         rows.append(machine | {"split": split, "refused": reason})
     return rows
+
+
+def _first_token(found: Mapping[str, Iterable[float]]) -> str:
+    """By the prompt's tokens, such as `8192: 0.5 to 1.2; 131072: 8 to 20`."""
+    return "; ".join(
+        f"{tokens}: " + " to ".join(f"{time:.2g}" for time in times)
+        for tokens, times in found.items()
+    )
 
 
 def merged(known: Iterable[Row], new: Iterable[Row]) -> list[Row]:
@@ -66,15 +84,40 @@ def merged(known: Iterable[Row], new: Iterable[Row]) -> list[Row]:
 
 def shown(rows: Iterable[Row]) -> str:
     """The page's table: of each machine the first split that starts, or that lacks
-    memory if none starts."""
+    memory if none starts; those with experts in the host's memory are `few_cards`."""
     return table(
         HEADS,
         (
             _cells(row)
             for found in _by_machine(rows).values()
+            if not found[0].get("host_memory")
             for row in (_starting(found) or _lacking(found))[:1]
         ),
     )
+
+
+def few_cards(rows: Iterable[Row]) -> str:
+    """The table of experts in the host's memory: of each machine the first split."""
+    machines = [
+        found for found in _by_machine(rows).values() if found[0].get("host_memory")
+    ]
+    heads = ("devices", "host, GiB", "slots", "tokens/s of one", "of all")
+    return table(
+        (*heads, "first token, s, by tokens"), (_few_cards(row) for row, *_ in machines)
+    )
+
+
+def _few_cards(row: Row) -> list[str]:
+    begin = [f"{row['count']} {row['device']}", row["host_memory"]]
+    if reason := row.get("refused"):
+        return [*begin, reason.partition(": ")[2] or reason, "", "", ""]
+    return [
+        *begin,
+        row["slots"],
+        f"{row['of_one_slow']} to {row['of_one_fast']}",
+        f"{row['tokens_per_second_slow']} to {row['tokens_per_second_fast']}",
+        row["first_token_seconds"],
+    ]
 
 
 def _by_machine(rows: Iterable[Row]) -> dict[tuple[str, ...], list[Row]]:
@@ -93,7 +136,7 @@ def _lacking(rows: Iterable[Row]) -> list[Row]:
 
 
 def _machine(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in MACHINE)
+    return tuple(row.get(name, "") for name in MACHINE)
 
 
 def _cells(row: Row) -> list[str]:
@@ -115,7 +158,9 @@ def plans_of(rows: Iterable[Row]) -> Iterator[list[str]]:
     """The words of the command that plans each machine of the rows."""
     models = {one.label: name for name, one in NAMED.items()}
     devices = {one.name: short(one) for one in DEVICES}
-    for release, model, device, count, context, concurrency in _by_machine(rows):
+    for machine in _by_machine(rows):
+        release, model, device, count, context, concurrency, host, link = machine
+        on_host = ["--host-memory", host, "--link", link] if host else []
         yield [
             *("plan", release),
             *("--model", models[model]),
@@ -123,6 +168,7 @@ def plans_of(rows: Iterable[Row]) -> Iterator[list[str]]:
             *("--count", count),
             *("--context", context),
             *("--concurrency", concurrency),
+            *on_host,
         ]
 
 
@@ -159,6 +205,8 @@ def main() -> None:
             ) from None
         known = merged(known, [row | stamp(project, row["release"]) for row in new])
     record.write(project, DATA, known, PAGE, (SECTION, shown(known)))
+    known = read_rows(project.root / DATA)
+    record.write(project, DATA, known, SPEED_PAGE, (FEW_CARDS, few_cards(known)))
 
 
 if __name__ == "__main__":

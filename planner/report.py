@@ -17,11 +17,19 @@ NOTES = (
     " the host that devices read (Engram), for all ranks, in powers of two.",
     "tokens/s: modelled by aot/costs/step.py, not measured, with captured graphs,"
     " without attention and the indexer's scores. Overlapping ranges rank nothing for"
-    " sure.",
+    " sure. of one: a request that comes alone. first token: seconds, of a prompt as"
+    " long as the context, at most 131,072 tokens, modelled alike.",
+)
+SLOTS = (
+    "slots: experts of a layer on each device: what `auto` takes or, if that leaves too"
+    " little for all requests, fewer. All are pinned. In the best split a token reads"
+    " {:.2f} to {:.2f} GiB over each link: at best it finds what llama.cpp#27861"
+    " measured with another model, at worst what chance gives. Of V4-Flash a user"
+    " reports 8 to 18 % with 5 % of the experts (FreeToken#174): nearer to chance."
 )
 COLUMNS = (
-    *("split", "weights", "buffers", "requests", "cache tokens", "chunk"),
-    *("host", "pinned", "tokens/s", "limit"),
+    *("split", "weights", "buffers", "requests", "cache tokens", "chunk", "slots"),
+    *("host", "pinned", "tokens/s", "of one", "first token", "limit"),
 )
 
 
@@ -43,6 +51,8 @@ def to_json(
         "gpu_memory_utilization": asked.share,
         "speculative_config": dict(asked.speculation),
         "images": asked.images,
+        "host_memory": asked.host or "",
+        "link": asked.link if asked.host else "",
         "fewest": _fewest(choices.fewest(asked, tried)),
     }
     if found:
@@ -73,6 +83,12 @@ def title(data: dict[str, Any]) -> str:
     )
 
 
+def columns(data: dict[str, Any]) -> list[str]:
+    """Those of the table that say something."""
+    few = any(values["slots"] for values in data["choices"])
+    return [name for name in COLUMNS if few or name != "slots"]
+
+
 def rows(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The table: one row for each split that starts."""
     for values in data["choices"]:
@@ -84,11 +100,20 @@ def rows(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "requests": values["requests"],
             "cache tokens": f"{values['cache_tokens']:,}",
             "chunk": values["chunk"],
+            "slots": values["slots"] or "",
             "host": f"{values['host_bytes'] / GIB:.0f}",
             "pinned": f"{values['pinned_bytes'] / GIB:.0f}",
             "tokens/s": "{:.0f} to {:.0f}".format(*speed),
+            "of one": "{:.0f} to {:.0f}".format(*values["tokens_per_second_of_one"]),
+            "first token": _seconds(values["first_token_seconds"]),
             "limit": values["limit"],
         }
+
+
+def _seconds(found: dict[str, list[float]]) -> str:
+    """Of the longest prompt."""
+    *_, (fast, slow) = found.values()
+    return f"{fast:.2g} to {slow:.2g}"
 
 
 def notes(data: dict[str, Any]) -> Iterator[str]:
@@ -102,6 +127,10 @@ def notes(data: dict[str, Any]) -> Iterator[str]:
             f" {fewest['split']} with room for {fewest['requests']}"
         )
     yield from NOTES
+    for values in data["choices"]:
+        if values["slots"]:
+            yield SLOTS.format(*(of / GIB for of in values["link_bytes_per_token"]))
+            break
     yield f"checkpoint: {data['checkpoint_bytes'] / GIB:.0f} GiB on disk"
     yield from ("", data["serve"], "", data["image"], "", data["container"])
 
@@ -126,6 +155,15 @@ def _choice(asked: Asked, choice: Choice) -> dict[str, Any]:
         "host_bytes": attempt.ranks * sum(stage.host for stage in attempt.stages),
         "pinned_bytes": choices.pinned_bytes(attempt),
         "tokens_per_second": sorted((speed.slow, speed.fast)),
+        "tokens_per_second_of_one": sorted((choice.alone.fast, choice.alone.slow)),
+        "first_token_seconds": {
+            str(length): sorted((time.fast, time.slow))
+            for length, time in choice.first_token.items()
+        },
+        "slots": attempt.slots,
+        "link_bytes_per_token": sorted(
+            (choice.link_bytes.fast, choice.link_bytes.slow)
+        ),
         "serves": choice.serves,
         "limit": choice.limit(asked),
     }

@@ -21,6 +21,8 @@ BUFFERS = 0.3
 CHUNK_BLOCKS = {256: 600, 128: 200}
 """Blocks of the cache that the smallest chunk of a prompt takes at least for each stage
 of the split, by the tokens of a block; starts of v0.33.0 took 832 and 256."""
+AUTO = -1
+"""Of `--moe-expert-cache-size`: `auto`."""
 NAMED = 1024
 """Devices up to which every impossible split is named."""
 
@@ -34,11 +36,14 @@ class Split:
 
     Attributes:
         partition: layers of each stage, if they are not vLLM's own; or empty.
+        host_experts: whether experts lie in the host's memory, and as many as there is
+            room for on the device.
     """
 
     ranks: int
     stages: int
     partition: tuple[int, ...] = ()
+    host_experts: bool = False
 
     def arguments(self, asked: Asked) -> dict[str, object]:
         """For vLLM's engine; `partition` is what VLLM_PP_LAYER_PARTITION says."""
@@ -50,6 +55,8 @@ class Split:
             found["data_parallel_size"] = asked.replicas
         if asked.expert_parallel:
             found["enable_expert_parallel"] = True
+        if self.host_experts:
+            found["moe_expert_cache_size"] = AUTO
         if self.partition:
             found["partition"] = ",".join(map(str, self.partition))
         return found
@@ -75,9 +82,36 @@ def possible(checkpoint: Checkpoint, devices: int) -> list[Split]:
         stages, rest = divmod(devices, count)
         if rest or not (layers := cut(checkpoint, stages)):
             continue
-        own = layers == even(checkpoint.model.layers, stages)
-        found.append(Split(count, stages, () if own else layers))
+        cuts = dict.fromkeys((layers, for_prompts(checkpoint, stages) or layers))
+        own = even(checkpoint.model.layers, stages)
+        found += [Split(count, stages, () if one == own else one) for one in cuts]
     return found
+
+
+def for_prompts(checkpoint: Checkpoint, stages: int) -> tuple[int, ...]:
+    """A cut with which prompts are read faster than with `cut`, of those the one whose
+    fullest stage has fewest layers; empty if there is none, as where no layers compute
+    a prompt's end alone."""
+    model, usual = checkpoint.model, cut(checkpoint, stages)
+    if not model.late or not usual:
+        return ()
+    found = []
+    for begins in itertools.combinations(checkpoint.begins, stages - 1):
+        edges = [*itertools.pairwise((0, *begins, model.layers))]
+        if all(_starts(checkpoint.begins, checkpoint.anchors, *one) for one in edges):
+            found.append(tuple(last - first for first, last in edges))
+    pace = _slowest(checkpoint, usual)
+    better = [one for one in found if _slowest(checkpoint, one) < pace]
+    return min(
+        better, key=lambda one: (max(one), _slowest(checkpoint, one)), default=()
+    )
+
+
+def _slowest(checkpoint: Checkpoint, sizes: tuple[int, ...]) -> int:
+    """Layers that compute all rows of a prompt, of the stage with most."""
+    early = checkpoint.model.layers - checkpoint.model.late
+    edges = itertools.pairwise((0, *itertools.accumulate(sizes)))
+    return max(min(last, early) - min(first, early) for first, last in edges)
 
 
 def impossible(checkpoint: Checkpoint, devices: int) -> dict[str, str]:

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,8 @@ SEARCHED = 6
 """Splits that are started at most in search of the fewest devices."""
 MANY_REQUESTS = 128
 """More at a time must be asked for: vLLM's own limit depends on the device."""
+FEW_STAGES = 4
+"""Up to so many, a split is named with the layers of each, if they are not vLLM's."""
 ABSENT = ("lmformatenforcer", "outlines_core")
 """Grammar backends that vLLM imports and that are not among our requirements."""
 
@@ -49,6 +52,9 @@ class Stage(msgspec.Struct, frozen=True):
         pinned: memory of the host that the device reads, such as Engram's tables; in
             powers of two, as the allocator gives it.
         unset: parameters for which the checkpoint has nothing.
+        slots: experts of a layer that lie on the device, the others in the host's
+            memory; 0 if all do.
+        slot_bytes: of all layers.
     """
 
     weights: int
@@ -57,10 +63,12 @@ class Stage(msgspec.Struct, frozen=True):
     pinned: int = 0
     workspaces: int = 0
     unset: tuple[str, ...] = ()
+    slots: int = 0
+    slot_bytes: int = 0
 
     @property
     def held(self) -> int:
-        return self.weights + self.buffers
+        return self.weights + self.buffers + self.slot_bytes
 
     @property
     def set_aside(self) -> int:
@@ -77,6 +85,7 @@ class Attempt(msgspec.Struct, frozen=True):
         room: requests of the whole context that fit, in all replicas.
         partition: layers of each stage, if they are not vLLM's own.
         searched: whether nobody asked for it: a split of fewer or more devices.
+        moe_expert_cache_size: what the option was; 0 for experts on the devices.
     """
 
     tensor_parallel_size: int
@@ -89,14 +98,18 @@ class Attempt(msgspec.Struct, frozen=True):
     data_parallel_size: int = 1
     partition: str = ""
     searched: bool = False
+    moe_expert_cache_size: int = 0
 
     @property
     def name(self) -> str:
         stages, replicas = self.pipeline_parallel_size, self.data_parallel_size
         parts = [f"TP {self.tensor_parallel_size}"]
-        parts += [f"PP {stages}"] if stages > 1 else []
+        layers = self.partition.replace(",", " + ")
+        shown = f" ({layers} layers)" if layers and stages <= FEW_STAGES else ""
+        parts += [f"PP {stages}{shown}"] if stages > 1 else []
         parts += [f"DP {replicas}"] if replicas > 1 else []
         parts += ["EP"] if self.enable_expert_parallel else []
+        parts += ["host experts"] if self.moe_expert_cache_size else []
         return ", ".join(parts)
 
     @property
@@ -111,6 +124,11 @@ class Attempt(msgspec.Struct, frozen=True):
     @property
     def built(self) -> bool:
         return len(self.stages) == self.pipeline_parallel_size
+
+    @property
+    def slots(self) -> int:
+        """Experts of a layer on the device, the others in the host's memory."""
+        return min((stage.slots for stage in self.stages), default=0)
 
     @property
     def fullest(self) -> Stage:
@@ -172,9 +190,12 @@ def run(
         return Trial()
     store = Store(cache)
     grown = trees(store, project, release)
-    every = only or splits.possible(known, each)
+    every = list(only or splits.possible(known, each))
+    if asked.host:
+        every += [replace(one, host_experts=True) for one in every]
     fewer = ((n, one) for n, one in splits.fewest(asked) if n != asked.count)
-    search = [] if only else list(itertools.islice(fewer, SEARCHED))
+    fixed = only or asked.host
+    search = [] if fixed else list(itertools.islice(fewer, SEARCHED))
     order = {
         "model": known.name,
         "folder": str(known.folder),
@@ -185,6 +206,7 @@ def run(
         "beside_workspaces": BESIDE_WORKSPACES,
         "requests": asked.of_a_replica,
         "chunks": CHUNKS,
+        "host": asked.host << 30,
         "engine": engine(asked),
         "devices": asked.count,
         "splits": [one.arguments(asked) for one in every],

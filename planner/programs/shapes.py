@@ -326,8 +326,14 @@ def size_of(config: Mapping[str, Any]) -> checkpoint.Size:
     )
 
 
+def text_config(folder: Path) -> dict[str, Any]:
+    """What the configuration in a folder says of the language model."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return dict(config.get("text_config") or config)
+
+
 def loadable(
-    tensors: Tensors, config: Any, drafting: bool
+    tensors: Tensors, config: Mapping[str, Any], drafting: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """What a loader must see: the draft if there is one, and of the experts of a layer
     the first and the last; those between must be like the first.
@@ -347,9 +353,9 @@ def loadable(
         expert, _, part = rest.partition(".")
         kinds[f"{layer}.experts.*.{part}"][int(expert)] = tensor
     for kind, of in kinds.items():
-        experts = config.n_routed_experts
+        experts = config["n_routed_experts"]
         if kind.startswith("mtp."):
-            experts = getattr(config, "dspark_n_routed_experts", None) or experts
+            experts = config.get("dspark_n_routed_experts") or experts
         for number in range(experts):
             _like_the_first(kind.replace("*", str(number)), number, of)
         for number in {0, experts - 1}:

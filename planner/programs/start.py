@@ -9,7 +9,9 @@ them, all tensors are on torch's device "meta", and device memory is what JOB sa
 
 import emulated_xpu.pytest_plugin  # noqa: I001 (before torch and vllm)
 
+import contextlib
 import functools
+import gc
 import json
 import os
 import psutil
@@ -19,6 +21,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import forks
 import shapes
@@ -44,9 +47,12 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 
+from emulated_xpu.worker import EmulatedXpuWorker
+
 WITHOUT_VALUES = "without_values"
 JOB: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
 TENSORS: dict[str, torch.Tensor] = {}
+"""What a loader must see of the checkpoint."""
 FACTORIES = _device._device_constructors()
 """torch's own, which the emulation replaces once there is pinned memory."""
 LISTS = (torch.arange, torch.full, torch.tensor)
@@ -57,6 +63,9 @@ UNSET: set[str] = set()
 MODELS: list[torch.nn.Module] = []
 """This process's model, and its draft."""
 REAL_MEMORY = psutil.virtual_memory
+HOST_EXPERTS = "moe_expert_cache_size"
+NO_LIMIT = Path("/nonexistent")
+"""The cgroup of another host, of which a plan knows no limits."""
 ALONE = "fake"
 """torch's process group whose collectives return at once."""
 
@@ -99,29 +108,30 @@ class Loader(BaseModelLoader):
         pass
 
     def load_weights(self, model: Any, model_config: Any) -> None:
-        config = model_config.hf_text_config
-        drafting = bool(JOB["engine"].get("speculative_config"))
-        loaded = model.load_weights(shapes.loadable(TENSORS, config, drafting))
+        loaded = model.load_weights(TENSORS.items())
         UNSET.update(name for name, _ in model.named_parameters())
         UNSET.difference_update(loaded)
 
     def load_model(
         self, vllm_config: Any, model_config: Any, prefix: str = "", **_: Any
     ) -> Any:
-        with set_default_torch_dtype(model_config.dtype), OnMeta():
+        zeros = remembering_pinned(torch.zeros)
+        with (
+            set_default_torch_dtype(model_config.dtype),
+            mock.patch.object(torch, "zeros", zeros),
+            OnMeta(),
+        ):
             model = initialize_model(
                 vllm_config=vllm_config, model_config=model_config, prefix=prefix
             )
+            MODELS.append(model)
             self.load_weights(model, model_config)
             process_weights_after_loading(model, model_config, torch.device("cpu"))
-        MODELS.append(model)
         return model.eval()
 
 
 def stage(vllm_config: Any, number: int) -> dict[str, Any]:
     """What the first rank of a stage answers, and what it holds."""
-    from emulated_xpu.worker import EmulatedXpuWorker
-
     parallel = vllm_config.parallel_config
     rank = number * parallel.tensor_parallel_size
     join_alone(rank, parallel.world_size_across_dp)
@@ -131,6 +141,7 @@ def stage(vllm_config: Any, number: int) -> dict[str, Any]:
         worker = EmulatedXpuWorker(vllm_config, local, rank, "fake://", number == 0)
         worker.init_device()
         torch.empty = remembering_pinned(torch.empty)
+        torch.accelerator.get_memory_info = free_and_total
         worker.load_model()
         answers = {"get_kv_cache_spec": worker.get_kv_cache_spec()}
         if hasattr(worker, "get_supported_kv_cache_layouts"):
@@ -146,8 +157,31 @@ def stage(vllm_config: Any, number: int) -> dict[str, Any]:
         # As torch's allocator of pinned memory rounds.
         "pinned": sum(1 << (s.nbytes() - 1).bit_length() for s in PINNED.values()),
         "unset": sorted(UNSET),
+        **slots(vllm_config),
         "host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
     }
+
+
+def slots(vllm_config: Any) -> dict[str, int]:
+    """Experts of a layer on the device, and the bytes of all layers' on this rank."""
+    wanted = getattr(vllm_config.offload_config, HOST_EXPERTS, 0)
+    parts = [
+        part
+        for model in MODELS
+        for part in model.parameters()
+        if getattr(part, "stays_on_host", False)
+    ]
+    if not parts:
+        return {}
+    count = min(wanted, len(parts[0]))
+    size = sum(part[0].numel() * part.element_size() for part in parts)
+    return {"slots": count, "slot_bytes": count * size}
+
+
+def free_and_total(device: Any = None) -> tuple[int, int]:
+    """Of the device's memory, once what the models hold there is taken."""
+    total = int(JOB["memory"])
+    return total - held(one for model in MODELS for one in tensors(model)), total
 
 
 def tensors(model: Any) -> Iterator[torch.Tensor]:
@@ -180,7 +214,11 @@ def join_alone(rank: int, world_size: int) -> None:
 
     torch.distributed.new_group = group
     # What the host has free is asked of somebody else's host.
-    psutil.virtual_memory = unlimited
+    psutil.virtual_memory = of_the_host
+    with contextlib.suppress(ImportError):
+        from vllm.utils import host_memory
+
+        host_memory.OWN_CGROUP = NO_LIMIT
     torch.distributed.all_gather_object = gather_own
     # Both wait for other processes.
     MessageQueue.create_from_process_group = lambda *_, **__: None
@@ -192,8 +230,8 @@ def gather_own(answers: list[Any], own: Any, *_: Any, **__: Any) -> None:
     answers[:] = [own] * len(answers)
 
 
-def unlimited() -> Any:
-    return REAL_MEMORY()._replace(available=1 << 60)
+def of_the_host() -> Any:
+    return REAL_MEMORY()._replace(available=JOB["host"] or 1 << 60)
 
 
 def left(stages: Iterable[dict[str, Any]]) -> int:
@@ -201,6 +239,7 @@ def left(stages: Iterable[dict[str, Any]]) -> int:
     most = max(
         built["weights"]
         + built["buffers"]
+        + built.get("slot_bytes", 0)
         + max(JOB["activations"], JOB["beside_workspaces"] + built["workspaces"])
         for built in stages
     )
@@ -215,6 +254,7 @@ class WithoutDevices(Executor):
 
     def _init_executor(self) -> None:
         if not STAGES:
+            keep()
             STAGES.extend(stages.built(self.vllm_config, stage, TENSORS, JOB["cpus"]))
         for built in STAGES:
             built["answers"]["determine_available_memory"] = left([built])
@@ -243,16 +283,11 @@ def split(given: dict[str, Any], known: list[dict[str, Any]]) -> dict[str, Any]:
     """
     STAGES.extend(known)
     answer: dict[str, Any] = {**given, "refused": "", "stages": STAGES, "blocks": 0}
-    arguments = JOB["engine"] | given
+    arguments = dict(given)
     if partition := arguments.pop("partition", ""):
         os.environ["VLLM_PP_LAYER_PARTITION"] = partition
     try:
-        config = EngineArgs(
-            model=JOB["folder"],
-            load_format=WITHOUT_VALUES,
-            distributed_executor_backend=WithoutDevices,
-            **{"skip_tokenizer_init": True} | arguments,
-        ).create_engine_config()
+        config = configuration(arguments)
         answer["configured"] = True
         decode(config)
         core = EngineCore(config, WithoutDevices, log_stats=False)
@@ -263,6 +298,40 @@ def split(given: dict[str, Any], known: list[dict[str, Any]]) -> dict[str, Any]:
         if kind is forks.Fault:
             raise
     return answer
+
+
+def configuration(given: dict[str, Any]) -> Any:
+    """vLLM's, of a split.
+
+    Raises:
+        Refused: the release has no such option.
+    """
+    if HOST_EXPERTS in given and not hasattr(EngineArgs, HOST_EXPERTS):
+        raise forks.Refused("keeps no experts in host memory: v0.31.0 or newer does")
+    return EngineArgs(
+        model=JOB["folder"],
+        load_format=WITHOUT_VALUES,
+        distributed_executor_backend=WithoutDevices,
+        **{"skip_tokenizer_init": True} | JOB["engine"] | given,
+    ).create_engine_config()
+
+
+def settle() -> None:
+    """Import here what the start of a split imports, once for all; and let no process
+    that is forked from this one look for garbage among what it inherits."""
+    one, *_ = [*JOB["splits"], *(more["split"] for more in JOB["search"]), {}]
+    given = {name: one[name] for name in one if name != "partition"}
+    # Why one refuses, its own process says.
+    with contextlib.suppress(Exception):
+        configuration(given | {"max_num_batched_tokens": JOB["chunks"][0]})
+    keep()
+
+
+def keep() -> None:
+    """Leave what there is out of every later search for garbage: vLLM asks for three
+    for each stage, which copied all pages of a process besides."""
+    gc.collect()
+    gc.freeze()
 
 
 def blocks(config: Any, cache: Any) -> dict[str, int]:
@@ -307,6 +376,10 @@ def attempts(given: dict[str, Any]) -> list[dict[str, Any]]:
     first, *smaller = JOB["chunks"]
     tried = [attempt(max_num_batched_tokens=first)]
     built = tried[0]["stages"]
+    if HOST_EXPERTS in given:
+        if built and room(tried[0]) < JOB["requests"]:
+            tried += with_fewer_slots(built, attempt)
+        return tried
     if built and room(tried[0]) < JOB["requests"] and left(built) > -NEARLY:
         promised = tried[0]
         for chunk in smaller:
@@ -322,6 +395,40 @@ def attempts(given: dict[str, Any]) -> list[dict[str, Any]]:
     if tried[0].get("configured") and not built and not whole:
         tried.append(attempt(max_num_batched_tokens=first, enable_expert_parallel=True))
     return tried
+
+
+def with_fewer_slots(
+    built: list[dict[str, Any]], attempt: Callable[..., dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """A split with the most experts on a device that leave room for all requests beside
+    the largest chunk of a prompt for which there are any: `auto` leaves room for
+    activations, and little more. Empty if there are none."""
+
+    def carries(count: int, chunk: int) -> bool:
+        known = [
+            {
+                **one,
+                "slots": count,
+                "slot_bytes": one["slot_bytes"] // one["slots"] * count,
+            }
+            for one in built
+        ]
+        promised = attempt(known, max_num_batched_tokens=chunk)
+        return room(promised) >= JOB["requests"]
+
+    for chunk in JOB["chunks"]:
+        most, too_many = 0, built[0]["slots"]
+        while too_many - most > 1:
+            middle = (most + too_many) // 2
+            if carries(middle, chunk):
+                most = middle
+            else:
+                too_many = middle
+        if most:
+            found = attempt(max_num_batched_tokens=chunk, **{HOST_EXPERTS: most})
+            if room(found) >= JOB["requests"]:
+                return [found]
+    return []
 
 
 NEARLY = 1 << 30
@@ -359,13 +466,17 @@ def main() -> None:
     registry._run_in_subprocess = lambda look: look()
     answer: dict[str, Any]
     try:
-        TENSORS.update(shapes.known(JOB, Path(JOB["folder"])))
+        whole = shapes.known(JOB, Path(JOB["folder"]))
+        drafting = bool(JOB["engine"].get("speculative_config"))
+        config = shapes.text_config(Path(JOB["folder"]))
+        TENSORS.update(shapes.loadable(whole, config, drafting))
+        settle()
         found = list(started())
         for one in found:
             one["room"] = room(one) * one.get("data_parallel_size", 1)
             for built in one["stages"]:
                 del built["answers"]
-        answer = {"checkpoint": held(TENSORS.values()), "attempts": found}
+        answer = {"checkpoint": held(whole.values()), "attempts": found}
     except Exception as error:
         kind, said = forks.judged(error)
         answer = {"refused" if kind is forks.Refused else "fault": said}

@@ -127,6 +127,29 @@ def test_v41_pins_its_tables_in_the_host(release: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.newest
+def test_experts_in_the_host_take_what_a_start_gives_them(release: str) -> None:
+    """43 layers of 256 experts of 12.75 MiB; a start has loaded the weights, and made
+    some of the buffers, when it counts the slots."""
+    flash, device = NAMED["flash"], asked.device("b70")
+    wanted = asked.Asked(flash, device, 1, 8192, 1, host=192)
+    resident, auto, fewer = run(release, wanted, (Split(1, 1),)).attempts
+    assert resident.refused and not resident.slots
+    (stage,) = auto.stages
+    of_all_layers = 43 * 12.75 * (1 << 20)
+    free = wanted.usable() - stage.weights - (4 << 30)
+    assert (
+        (free - stage.buffers) // of_all_layers <= auto.slots <= free // of_all_layers
+    )
+    assert stage.slot_bytes == auto.slots * of_all_layers
+    assert 137 << 30 < stage.pinned < 138 << 30
+    assert fewer.room >= 1
+    assert 6 <= fewer.slots == fewer.moe_expert_cache_size < auto.slots
+    (_, short) = run(release, replace(wanted, host=96), (Split(1, 1),)).attempts
+    assert "137.06 GiB of host memory, of which 96.00 GiB are free" in short.refused
+    assert "41.06 GiB are missing" in short.refused
+
+
+@pytest.mark.newest
 def test_workspaces_of_a_long_context_are_set_aside(release: str) -> None:
     """Of three requests prefill gathers the keys at once; the first layers of ratio 1
     have a row for each token."""

@@ -313,13 +313,15 @@ def test_the_page_shows_the_rows():
     rows = read_rows(PROJECT.root / plans.DATA)
     page = PROJECT.root / plans.PAGE
     assert with_section(page, plans.SECTION, plans.shown(rows)) == page.read_text()
+    page, few = PROJECT.root / plans.SPEED_PAGE, plans.few_cards(rows)
+    assert with_section(page, plans.FEW_CARDS, few) == page.read_text()
 
 
 def test_each_machine_of_the_rows_can_be_planned_again():
     rows = read_rows(PROJECT.root / plans.DATA)
     found = list(plans.plans_of(rows))
     assert len(found) == len(
-        {tuple(row[name] for name in plans.MACHINE) for row in rows}
+        {tuple(row.get(name, "") for name in plans.MACHINE) for row in rows}
     )
     for _, release, *options in found:
         given = dict(zip(options[::2], options[1::2], strict=True))
@@ -341,9 +343,12 @@ def test_a_plan_replaces_the_rows_of_its_machine():
         "host_bytes": 8 * GIB,
         "pinned_bytes": 0,
         "tokens_per_second": [100.0, 200.0],
+        "tokens_per_second_of_one": [10.0, 20.0],
+        "slots": 0,
+        "first_token_seconds": {"8192": [0.5, 1.25]},
         "limit": "launches",
     }
-    machine = dict.fromkeys(plans.MACHINE, "x")
+    machine = dict.fromkeys(plans.MACHINE, "x") | {"host_memory": ""}
     reasons = {"TP 16": "16 does not divide 8. Use 8."}
     rows = plans.rows_of(machine | {"choices": [choice], "refused": reasons})
     (starts,) = plans.shown(rows).splitlines()[2:]
@@ -353,10 +358,75 @@ def test_a_plan_replaces_the_rows_of_its_machine():
         plans.rows_of(machine | {"choices": [], "refused": short})
     ).splitlines()[2:]
     assert refused.endswith("| 2 GiB short on a device |")
+    few = machine | {"host_memory": "192", "choices": [choice | {"slots": 60}]}
+    (cards,) = plans.few_cards(plans.rows_of(few | {"refused": {}})).splitlines()[2:]
+    assert cards.startswith("| x x | 192 | 60 | 10 to 20 | 100 to 200 | 8192: 0.5 to 1")
+    assert not plans.shown(plans.rows_of(few | {"refused": {}})).splitlines()[2:]
     choice |= {"requests": 30}
     again = plans.rows_of(machine | {"choices": [choice], "refused": {}})
     other = [row | {"count": "16"} for row in rows]
     assert plans.merged([*rows, *other], again) == [*again, *other]
+
+
+def test_v41_is_cut_for_its_prompts_too() -> None:
+    """Layers 21 to 39 compute a prompt's end alone: cut in the middle, the second stage
+    would wait."""
+    known = NAMED["v4.1"]
+    assert splits.for_prompts(known, 2) == (14, 26)
+    assert not splits.for_prompts(known, 1)
+    assert not splits.for_prompts(NAMED["flash"], 2)
+    names = [
+        structs.replace(attempt(8, 2, 10, room=20), partition=cut).name
+        for cut in ("", "14,26")
+    ]
+    assert names == ["TP 8, PP 2", "TP 8, PP 2 (14 + 26 layers)"]
+    asks = replace(wanted("b70"), checkpoint=known)
+    even, early = (
+        choices.choices(asks, trial.Trial(0, (one,)))[0].first_token
+        for one in (
+            attempt(8, 2, 10, room=20),
+            structs.replace(attempt(8, 2, 10, room=20), partition="14,26"),
+        )
+    )
+    assert list(even) == [8192, 131_072]
+    assert early[131_072].slow < 0.8 * even[131_072].slow
+
+
+def on_the_host(room: int, refused: str = "", **more: int) -> trial.Attempt:
+    found = attempt(1, 1, 9, room, refused, **more)
+    stages = tuple(
+        structs.replace(one, slots=27, slot_bytes=14 * GIB, pinned=137 * GIB)
+        for one in found.stages
+    )
+    return structs.replace(found, moe_expert_cache_size=-1, stages=stages)
+
+
+def test_experts_of_the_host_are_in_the_command_and_in_the_model() -> None:
+    asks = replace(wanted("b70", 1, 1), context=8192, host=192)
+    (choice,) = choices.choices(asks, trial.Trial(0, (on_the_host(2),)))
+    assert choice.attempt.name == "TP 1, host experts"
+    assert choice.limit(asks) == "host link: experts of the host"
+    assert 5 < choice.speed.slow < choice.speed.fast < 20
+    assert choice.speed == choice.alone
+    assert 1 < choice.link_bytes.fast / GIB < choice.link_bytes.slow / GIB < 3.2
+    assert "--moe-expert-cache-size auto" in choices.serve(asks, choice.attempt)
+    faster = replace(asks, link=50)
+    (more,) = choices.choices(faster, trial.Trial(0, (on_the_host(2),)))
+    assert more.speed.slow > 1.3 * choice.speed.slow
+
+
+def test_what_the_host_lacks_comes_first_and_is_in_the_hint(release: Release) -> None:
+    asks = replace(wanted("b60", 1, 1), host=96)
+    says = (
+        "model.layers.0.ffn.experts: experts need 137.06 GiB of host memory, of which"
+        " 96.00 GiB are free: 41.06 GiB are missing; add memory"
+    )
+    tried = trial.Trial(0, (attempt(1, 1, 146, room=0), on_the_host(0, says, built=0)))
+    error = choices.nothing_fits(asks, release, tried)
+    first, second = error.detail
+    assert first == f"TP 1, host experts: {says}"
+    assert second.startswith("TP 1: 127.9 GiB short on a device")
+    assert str(error.hint).endswith("--concurrency 1 --host-memory 138")
 
 
 def test_a_count_that_no_split_has_is_refused_at_once():
@@ -378,7 +448,8 @@ def test_graphs_are_in_doubt_on_max():
 def test_a_cut_is_in_the_commands(release: Release):
     found = splits.possible(NAMED["v4.1"], 24)
     assert [(one.ranks, one.stages, one.partition) for one in found] == [
-        (8, 3, (8, 12, 20))
+        (8, 3, (8, 12, 20)),
+        (8, 3, (8, 6, 26)),
     ]
     asks = replace(wanted(count=24), checkpoint=NAMED["v4.1"])
     cut = structs.replace(attempt(8, 3, 10, room=20), partition="8,12,20")

@@ -2,7 +2,7 @@
 """`xpustack plan`: what a model takes on devices, before anything is downloaded."""
 
 from xpustack.base import releases
-from xpustack.terminal.console import Count, Reply, Share, working
+from xpustack.terminal.console import Amount, Count, Reply, Share, working
 
 
 def plan(
@@ -19,6 +19,8 @@ def plan(
     gpu_memory_utilization: Share = 0.9,
     speculative_config: str = "",
     limit_mm_per_prompt: str = "",
+    host_memory: Amount = 0,
+    link: Count = 28,
     answer: Reply,
 ) -> None:
     """Say how to split a model over devices, and the command that serves it.
@@ -42,6 +44,9 @@ def plan(
             num_speculative_tokens.
         limit_mm_per_prompt: Images of a prompt, as vLLM has it: JSON with image; none
             by default.
+        host_memory: GiB of the host for experts, which are planned on the devices alone
+            without.
+        link: Gigabytes per second from the host to a device.
     """
     # The planner is no part of the installed tool.
     import planner.asked as asking
@@ -63,6 +68,8 @@ def plan(
             gpu_memory_utilization,
             asking.speculation(speculative_config) if speculative_config else {},
             asking.images(limit_mm_per_prompt) if limit_mm_per_prompt else 0,
+            host_memory,
+            link,
         )
         tried = trial.run(project, cache, pinned, asked)
     found = choices.choices(asked, tried)
@@ -70,5 +77,5 @@ def plan(
     if not found:
         raise choices.nothing_fits(asked, pinned, tried)
     answer.say(report.title(data))
-    answer.table(report.rows(data), report.COLUMNS)
+    answer.table(report.rows(data), report.columns(data))
     answer.say(*report.notes(data))

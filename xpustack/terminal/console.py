@@ -67,6 +67,7 @@ def plain_number(kind: type[float], tokens: Sequence[Token]) -> float:
 
 
 Count = Annotated[int, Parameter(converter=plain_number, validator=Number(gt=0))]
+Amount = Annotated[int, Parameter(converter=plain_number, validator=Number(gte=0))]
 Share = Annotated[
     float, Parameter(converter=plain_number, validator=Number(gt=0, lte=1))
 ]

@@ -92,18 +92,9 @@ def test_a_block_shows_what_is_printed(
     request: pytest.FixtureRequest, page: str, name: str
 ) -> None:
     """Line by line; what `…` stands for is left out."""
-    how = KNOWN[page][name]
-    slow(request, page, how["of"])
-    user = request.getfixturevalue("user")
-    if words := how.get("words"):
-        command = TEXTS[page, how["of"]]
-        for old, new in words.items():
-            assert old in command
-            command = command.replace(old, new)
-        status, printed = user.type(command)
-        assert status == how["status"], printed
-    else:
-        printed = typed(user, page, how["of"])
+    of = KNOWN[page][name]["of"]
+    slow(request, page, of)
+    printed = typed(request.getfixturevalue("user"), page, of)
     for line in TEXTS[page, name].splitlines():
         parts = map(re.escape, line.strip().split("…"))
         assert re.search(".*".join(parts), printed), (line, printed)
