@@ -53,12 +53,14 @@ def _load_exponents(
     first_tiles,  # [LANES, WARPS, GROUPS]
     blocks,  # [1, WARPS, 1]
     num_blocks,
+    AS_BYTES: tl.constexpr,
     LANES: tl.constexpr = LANES,
 ):
-    """The tiles' exponents, `[LANES, WARPS, GROUPS]`. A block behind the last is the
-    last."""
+    """The tiles' exponents, `[LANES, WARPS, GROUPS]`, uint8 if AS_BYTES, which spills
+    less, else int32. A block behind the last is the last."""
     lane_tiles = first_tiles + tl.minimum(blocks, num_blocks - 1) * LANES
-    return tl.load(scale_ptr + lane_tiles).to(tl.int32)
+    exponents = tl.load(scale_ptr + lane_tiles)
+    return exponents if AS_BYTES else exponents.to(tl.int32)
 
 
 @triton.jit
@@ -159,9 +161,9 @@ def _products(
         lane_offs = lane_offs ^ (num_blocks >> 31)
     # [LANES, WARPS, GROUPS]: an expert has less than 2^31 bytes.
     first_tiles = groups * (num_blocks * LANES) + lane_offs
-    exponents = _load_exponents(scale_ptr, first_tiles, warp_blocks, num_blocks)
+    exponents = _load_exponents(scale_ptr, first_tiles, warp_blocks, num_blocks, AHEAD)
     largest = tl.zeros([LANES, WARPS, GROUPS], tl.int32)
-    scales = tile_scale(exponents)  # [LANES, WARPS, GROUPS]
+    scales = tile_scale(exponents.to(tl.int32))  # [LANES, WARPS, GROUPS]
     if AHEAD:
         next_x, next_words = _load(
             x_ptr,
@@ -203,14 +205,17 @@ def _products(
                 BLOCK_M,
             )
         if AHEAD:
-            scales = tile_scale(exponents)
-        largest = tl.maximum(largest, exponents)
-        exponents = _load_exponents(scale_ptr, first_tiles, next_blocks, num_blocks)
+            scales = tile_scale(exponents.to(tl.int32))
+        largest = tl.maximum(largest, exponents.to(tl.int32))
+        exponents = _load_exponents(
+            scale_ptr, first_tiles, next_blocks, num_blocks, AHEAD
+        )
         if not EVEN_K:
             x_words = tl.where(blocks < num_blocks, x_words, 0)
         x = _rows(x_words, WARPS, BLOCK_M)
         if SCALE_VALUES:
-            values = tile_values(words, scales[:, :, :, None], False, WARPS, GROUPS)
+            nan_scales = scales + not_a_number(scales)
+            values = tile_values(words, nan_scales[:, :, :, None], False, WARPS, GROUPS)
             acc = tl.dot(x, values, acc)
         else:
             products = tl.dot(x, tile_values(words, 1.0, PAIRED, WARPS, GROUPS))
@@ -218,8 +223,9 @@ def _products(
             acc = tl.fma(products, tl.broadcast_to(factors, products.shape), acc)
         if not AHEAD:
             # A value of the loop stays as it was loaded: no lane makes another's scale.
-            scales = tile_scale(exponents)
-    acc += _by_column(not_a_number(largest), WARPS, GROUPS)
+            scales = tile_scale(exponents.to(tl.int32))
+    if not SCALE_VALUES:
+        acc += _by_column(not_a_number(tile_scale(largest)), WARPS, GROUPS)
     return tl.sum(tl.reshape(acc, (WARPS_K, WARPS_N, BLOCK_M, GROUPS, LANES)), 0)
 
 

@@ -38,10 +38,8 @@ def tile_scale(exponent, MANTISSA_BITS: tl.constexpr = MANTISSA_BITS):
 
 
 @triton.jit
-def not_a_number(exponent):
-    """NaN for the UE8M0 byte 255 as int32, else 0. Element-wise."""
-    # Infinity less itself is NaN.
-    scale = tile_scale(exponent)
+def not_a_number(scale):
+    """NaN where `tile_scale` gave infinity, else 0. Element-wise."""
     return scale - scale
 
 
