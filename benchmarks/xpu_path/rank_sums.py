@@ -197,7 +197,7 @@ def outcomes(ranks: Ranks) -> dict[str, str]:
         ("batch_invariant", ranks.communicator, BATCH_INVARIANT),
         ("compiled", ranks.group, COMPILING),
     ):
-        kind = type(owner)
+        kind: Any = type(owner)
         while "all_reduce_" not in vars(kind):
             kind = kind.__base__
         broken = without(vars(kind)["all_reduce_"], guard)
