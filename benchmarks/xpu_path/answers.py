@@ -71,7 +71,8 @@ def behind_of(place: dict[str, Any], ours: int) -> float | None:
 
 def compared(job: str, ours: Any, other: str, theirs: Any) -> Compared:
     """The requests that both were asked, wave by wave."""
-    tokens, same, behind = 0, 0, []
+    tokens, same = 0, 0
+    behind: list[float | None] = []
     for wave, (mine, others) in enumerate(
         zip(ours["tokens"], theirs["tokens"], strict=False)
     ):

@@ -129,7 +129,12 @@ class Job:
             for wave in self.waves
         ]
         model = str(work / "checkpoint")
-        order = {"model": model, "engine": engine, "waves": waves, "recorded_waves": 1}
+        order: dict[str, Any] = {
+            "model": model,
+            "engine": engine,
+            "waves": waves,
+            "recorded_waves": 1,
+        }
         order |= self.told
         if self.logprobs:
             kept = {"sampling": {"logprobs": self.logprobs}}

@@ -18,6 +18,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,7 @@ def outcomes(ranks: Ranks) -> dict[str, str]:
         ("batch_invariant", ranks.communicator, BATCH_INVARIANT),
         ("compiled", ranks.group, COMPILING),
     ):
-        kind = type(owner)
+        kind: Any = type(owner)
         while "all_reduce_" not in vars(kind):
             kind = kind.__base__
         broken = without(vars(kind)["all_reduce_"], guard)
@@ -215,8 +216,8 @@ def times(ranks: Ranks) -> dict[str, dict[str, float]]:
     for shape in SHAPES:
         x = torch.zeros(shape, dtype=torch.bfloat16, device=ranks.device)
         found[str(list(shape))] = {
-            "copy": timed(torch, lambda x=x: ranks.group.all_reduce(x)),
-            "in place": timed(torch, lambda x=x: ranks.group.all_reduce_(x)),
+            "copy": timed(torch, partial(ranks.group.all_reduce, x)),
+            "in place": timed(torch, partial(ranks.group.all_reduce_, x)),
         }
     return found
 
@@ -229,7 +230,8 @@ def timed(torch: Any, function: Callable[[], Any]) -> float:
         function()
     torch.cuda.synchronize()
     pairs = zip(events[REPEATS // 4 :], events[REPEATS // 4 + 1 :], strict=False)
-    return statistics.median(a.elapsed_time(b) for a, b in pairs) * 1e3
+    median: float = statistics.median(a.elapsed_time(b) for a, b in pairs)
+    return 1e3 * median
 
 
 def serve(rank: int, address: str, answer: Path) -> None:

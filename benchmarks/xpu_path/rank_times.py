@@ -63,8 +63,7 @@ class Link:
 
     def _look(self) -> None:
         try:
-            import pynvml as nvml
-
+            nvml: Any = importlib.import_module("pynvml")
             nvml.nvmlInit()
             handles = [
                 nvml.nvmlDeviceGetHandleByIndex(gpu) for gpu in range(len(self.samples))

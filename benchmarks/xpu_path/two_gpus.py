@@ -238,7 +238,10 @@ def written_on_both(
     return [replace(job, logprobs=LEADS) for job in jobs]
 
 
-EACH_MODE = (("-eager", {}), ("-graphs", GRAPHS))
+EACH_MODE: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("-eager", {}),
+    ("-graphs", GRAPHS),
+)
 TWO_JOBS = {
     job.name: job
     for job in (
