@@ -110,7 +110,7 @@ def few_cards(rows: Iterable[Row]) -> str:
 def _few_cards(row: Row) -> list[str]:
     begin = [f"{row['count']} {row['device']}", row["host_memory"]]
     if reason := row.get("refused"):
-        return [*begin, reason.partition(": ")[2] or reason, "", "", ""]
+        return [*begin, reason.partition("; ")[0], "", "", ""]
     return [
         *begin,
         row["slots"],

@@ -319,8 +319,12 @@ def configuration(given: dict[str, Any]) -> Any:
 def settle() -> None:
     """Import here what the start of a split imports, once for all; and let no process
     that is forked from this one look for garbage among what it inherits."""
-    one, *_ = [*JOB["splits"], *(more["split"] for more in JOB["search"]), {}]
-    given = {name: one[name] for name in one if name != "partition"}
+    every: list[dict[str, Any]] = [
+        *JOB["splits"],
+        *(more["split"] for more in JOB["search"]),
+        {},
+    ]
+    given = {name: every[0][name] for name in every[0] if name != "partition"}
     # Why one refuses, its own process says.
     with contextlib.suppress(Exception):
         configuration(given | {"max_num_batched_tokens": JOB["chunks"][0]})
@@ -414,7 +418,7 @@ def with_fewer_slots(
             for one in built
         ]
         promised = attempt(known, max_num_batched_tokens=chunk)
-        return room(promised) >= JOB["requests"]
+        return room(promised) >= int(JOB["requests"])
 
     for chunk in JOB["chunks"]:
         most, too_many = 0, built[0]["slots"]
