@@ -71,7 +71,9 @@ def planted(store: Store, tree: StepTree) -> Iterator[Planted]:
 
 
 def _is_ours(path: str) -> bool:
-    return path.endswith(".py") and not path.startswith(f"{KERNEL_HOME}/")
+    """Whether a module is installed, which vLLM's own tests are not, and no kernel."""
+    installed = path.startswith("vllm/") and path.endswith(".py")
+    return installed and not path.startswith(f"{KERNEL_HOME}/")
 
 
 def added_lines(old: str, new: str) -> set[int]:

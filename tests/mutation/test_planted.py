@@ -46,7 +46,7 @@ def row(code: str, fault: str, reason: str = "for the test") -> dict[str, str]:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> TinyStack:
     stack = TinyStack(tmp_path_factory.mktemp("mutation"))
-    stack.add("more", {VALUE: STEP})
+    stack.add("more", {VALUE: STEP, "tests/test_value.py": STEP})
     return stack
 
 

@@ -100,6 +100,18 @@ def test_a_profile_run_gives_zeros() -> None:
 
 
 @pytest.mark.unchanged
+def test_a_profile_run_gives_zeros_in_bf16() -> None:
+    batch = Batch(4, (5,), (2,), sinks=random_sinks(), attend=layer_parts.attend)
+    output = torch.full_like(batch.queries, torch.nan)
+    positions = torch.arange(2, device=output.device)
+    metadata, batch.metadata = batch.metadata, None
+    with batch.ready():
+        batch.attend(batch.queries, batch.queries, positions, output)
+    batch.metadata = metadata
+    assert not output.any()
+
+
+@pytest.mark.unchanged
 @pytest.mark.any_platform
 def test_other_platforms_get_their_heads_in_bf16() -> None:
     base = layout.module(layout.ATTENTION).DeepseekV4Attention

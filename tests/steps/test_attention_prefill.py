@@ -115,6 +115,13 @@ def test_without_sinks_it_is_plain_attention() -> None:
     assert reference.relative(output, batch.expected(NO_SINKS)) < TOLERANCE
 
 
+@layout.unchanged_with_xpu_folder
+def test_more_requests_than_are_gathered_at_once() -> None:
+    batch = Batch(4, (5, 6, 7, 9, 30), (2, 2, 2, 3, 4), sinks=NO_SINKS)
+    output = batch.forward()
+    assert reference.relative(output, batch.expected(NO_SINKS)) < TOLERANCE
+
+
 @pytest.mark.unchanged
 @pytest.mark.any_platform
 def test_other_platforms_combine_into_new_tensors() -> None:

@@ -42,6 +42,45 @@ def test_another_cause_keeps_its_name(
     assert message(monkeypatch, {NAME: FP8}, made=Full) == "the device is lost"
 
 
+def test_a_wrong_size_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Copies(Model):
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+            for _, tensor in weights:
+                self.part.weight.data.copy_(tensor)
+            return set()
+
+    found = message(monkeypatch, {NAME: torch.ones(3, 4)}, made=Copies)
+    assert f"{NAME} (torch.float32, (3, 4)) of the checkpoint" in found, found
+
+
+def test_another_cause_says_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = MemoryError("the device is lost")
+
+    class Full(Model):
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+            for _ in weights:
+                raise lost
+            return set()
+
+    message(monkeypatch, {NAME: FP8}, made=Full)
+    notes = "".join(getattr(lost, "__notes__", []))
+    assert f"while {NAME} " in notes, notes
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_error_between_tensors_is_of_none(
+    monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    class Wrong(Model):
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+            if when == "after":
+                list(weights)
+            raise ValueError("no layer is left")
+
+    assert message(monkeypatch, {NAME: FP8}, made=Wrong) == "no layer is left"
+
+
 @pytest.mark.unchanged
 def test_a_whole_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = {NAME: FP8, "part.scale": torch.ones(1)}

@@ -20,9 +20,10 @@ def size(tensors: dict[str, torch.Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def bytes_read(draft: Any, folder: Path) -> int:
-    """What the loader reads for `draft` of a checkpoint of three shards."""
-    for number, shard in enumerate((EMBEDDING, TARGET, DRAFT), start=1):
+def bytes_read(draft: Any, folder: Path, own: dict[str, torch.Tensor] = DRAFT) -> int:
+    """What the loader reads for `draft` of a checkpoint of three shards, of which the
+    last has its `own` tensors."""
+    for number, shard in enumerate((EMBEDDING, TARGET, own), start=1):
         save_file(shard, folder / f"model-{number:05}-of-00003.safetensors")
     kind = layout.module("vllm.model_executor.model_loader.default_loader")
     loader = kind.DefaultModelLoader(model_configs.vllm_config().load_config)
@@ -33,6 +34,14 @@ def bytes_read(draft: Any, folder: Path) -> int:
 def test_mtp_reads_its_own(tmp_path: Path) -> None:
     config = model_configs.vllm_config(speculative_tokens=1, quantized=True)
     assert bytes_read(model_layers.draft_model(config), tmp_path) == size(DRAFT)
+
+
+def test_mtp_reads_its_own_under_the_numbers_of_layers(tmp_path: Path) -> None:
+    config = model_configs.vllm_config(speculative_tokens=1, quantized=True)
+    draft = model_layers.draft_model(config)
+    number = draft.config.num_hidden_layers
+    own = {f"model.layers.{number}.attn_norm.weight": torch.ones(256)}
+    assert bytes_read(draft, tmp_path, own) == size(own)
 
 
 def test_over_stages_mtp_reads_the_embedding_too(tmp_path: Path) -> None:

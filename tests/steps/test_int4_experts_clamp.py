@@ -82,5 +82,5 @@ def test_no_limit_no_clamp() -> None:
 @pytest.mark.unchanged
 def test_an_activation_with_its_own_limit_keeps_it() -> None:
     case = Case()
-    plain, limited = (case.run(None, limit, "SWIGLUOAI") for limit in (None, LIMIT))
+    plain, limited = (case.run(None, limit, "SWIGLUOAI") for limit in (None, 1.0))
     assert limited.equal(plain)

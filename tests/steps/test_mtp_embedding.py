@@ -14,6 +14,7 @@ from helpers import layout, model_configs, model_layers
 from helpers.pipeline_stages import EAGLE, stage, stage_of_model
 
 STAGES = 2
+EMBEDDING = "model.embed_tokens.weight"
 
 
 class Loaded:
@@ -51,7 +52,7 @@ class Loaded:
             "head.weight": torch.randn(128, 256),
             "mtp.0.enorm.weight": torch.ones(256),
         }
-        draft.load_weights(published.items())
+        self.names = draft.load_weights(published.items())
         return draft
 
     @property
@@ -65,6 +66,7 @@ def test_the_draft_of_the_last_stage_has_the_embedding() -> None:
     got = loaded.draft.model.embed_tokens.weight
     assert not got.isnan().any(), "the draft embeds tokens by memory that nobody wrote"
     assert torch.equal(got.cpu(), loaded.embedding.to(got.dtype))
+    assert EMBEDDING in loaded.names, "it does not say that it loaded it"
 
 
 @pytest.mark.unchanged
@@ -77,4 +79,5 @@ def test_its_head_is_the_target_s() -> None:
 def test_without_stages_it_shares_both() -> None:
     loaded = Loaded(1)
     assert loaded.draft.model.embed_tokens is loaded.target.model.embed_tokens
+    assert EMBEDDING not in loaded.names
     assert loaded.head is loaded.target.lm_head

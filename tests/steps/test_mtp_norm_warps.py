@@ -89,3 +89,8 @@ def test_rocm_launches_with_tritons_default(
 def test_the_norms_are_right(seed: int) -> None:
     for got, wanted in zip(*normalized(layout.module(NAME), seed), strict=True):
         torch.testing.assert_close(got.cpu().double(), wanted, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.unchanged
+def test_short_rows_keep_tritons_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(warps(layout.module(NAME), monkeypatch, hidden=1024)) <= {None, 4}

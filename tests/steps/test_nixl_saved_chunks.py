@@ -126,3 +126,21 @@ def test_a_request_that_was_preempted() -> None:
 @pytest.mark.parametrize(("length", "chunk"), [(1, 512), (200, 512), (768, 256)])
 def test_chunks_of_whole_blocks(length: int, chunk: int) -> None:
     assert not stale_blocks(length, chunk)
+
+
+@pytest.mark.unchanged
+def test_a_last_chunk_behind_another_that_is_none() -> None:
+    cache = cache_groups.manager()
+    scheduler = prefill_scheduler(cache.kv_cache_config)
+    output = layout.module("vllm.v1.core.sched.output").SchedulerOutput.make_empty()
+    for name, length in (("goes on", 400), ("ends", 100)):
+        asked = cache_groups.request(length, do_remote_decode=True)
+        asked.request_id = name
+        cache.allocate_slots(asked, 100)
+        held = cache.get_blocks(name)
+        scheduler.update_state_after_alloc(asked, held, 0)
+        output.num_scheduled_tokens[name] = 100
+        output.scheduled_new_reqs.append(
+            SimpleNamespace(req_id=name, block_ids=held.get_block_ids())
+        )
+    assert "ends" in scheduler.build_connector_meta(output).reqs_to_save

@@ -28,11 +28,11 @@ def looks_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def end_of_configuration(
-    folder: Path, transfer: dict[str, Any], fields: Any = None, **options: Any
+    folder: Path, transfer: dict[str, Any] | None, fields: Any = None, **options: Any
 ) -> str:
-    """How a start with a connector ends, or that it goes on."""
+    """How a start with or without a connector ends, or that it goes on."""
     kind = layout.module("vllm.config").KVTransferConfig
-    told = kind(kv_role="kv_consumer", **transfer)
+    told = kind(kv_role="kv_consumer", **transfer) if transfer else None
     fields = {"num_hash_layers": 0, **(fields or {})}
     try:
         model_configs.engine_config(
@@ -89,13 +89,19 @@ def test_one_of_several(tmp_path: Path, name: str) -> None:
         "kv_connector_extra_config": {"connectors": members},
     }
     end = end_of_configuration(tmp_path, transfer)
-    assert "one of several. Use it alone" in end, f"the start ends with {end}"
+    wanted = f"{name} is not tried with the model as one of several. Use it alone"
+    assert wanted in end, f"the start ends with {end}"
 
 
 def test_pages_that_are_written(tmp_path: Path) -> None:
     transfer = {"kv_connector": "NixlPushConnector"}
     end = end_of_configuration(tmp_path, transfer)
     assert "compared those. Use NixlConnector" in end, f"the start ends with {end}"
+
+
+@pytest.mark.unchanged
+def test_no_connector(tmp_path: Path) -> None:
+    assert end_of_configuration(tmp_path, None) == "a configuration"
 
 
 @pytest.mark.unchanged

@@ -95,3 +95,11 @@ def test_the_layers_of_the_model() -> None:
     with model_configs.current(made), layout.worker():
         experts = model.DeepseekV4MoE(made, prefix="model.layers.1.ffn")
     assert experts_of(experts).w13_weight_scale_2 is not None
+
+
+@pytest.mark.unchanged
+def test_a_draft_without_a_quantization() -> None:
+    made = config(KEPT[0])
+    made.quant_config = None
+    (layer,) = model_layers.draft_model(made).model.layers.values()
+    assert layer.mtp_block is not None

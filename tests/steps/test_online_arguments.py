@@ -8,7 +8,9 @@ import pytest
 from helpers import layout, model_configs
 
 
-def end_of_configuration(folder: Path, quantization: str | None) -> str:
+def end_of_configuration(
+    folder: Path, quantization: str | None, told: dict[str, str] | None = None
+) -> str:
     model_configs.write_config(folder)
     written = folder / "config.json"
     fields = json.loads(written.read_text()) | {
@@ -25,6 +27,7 @@ def end_of_configuration(folder: Path, quantization: str | None) -> str:
             dtype="bfloat16",
             max_model_len=512,
             quantization=quantization,
+            quantization_config=told,
         ).create_engine_config()
     except Exception as error:
         return str(error)
@@ -43,6 +46,12 @@ def test_it_names_the_option(tmp_path: Path) -> None:
 
 
 @pytest.mark.unchanged
-@pytest.mark.parametrize("quantization", [None, "fp8_per_tensor"])
+@pytest.mark.parametrize("quantization", [None, "fp8_per_tensor", "fp8"])
 def test_others_need_none(tmp_path: Path, quantization: str | None) -> None:
     assert end_of_configuration(tmp_path, quantization) == "a configuration"
+
+
+@pytest.mark.unchanged
+def test_what_it_needs_is_taken(tmp_path: Path) -> None:
+    end = end_of_configuration(tmp_path, "online", {"linear": "fp8_per_tensor"})
+    assert end == "a configuration"

@@ -55,6 +55,8 @@ def test_what_does_not_fit_waits_for_the_next_round(
     batch = Batch(0, (140,) * 5, (2,) * 5, sinks=NO_SINKS)
     window, tokens = batch.layer.window_size, batch.layer.max_num_batched_tokens
     monkeypatch.setattr(batch.layer, "PREFILL_CHUNK_SIZE", 1)
+    # A round may not take what decode reserves.
+    monkeypatch.setattr(batch.layer, "decode_workspace_size", 1, raising=False)
     fit = (window + tokens) // (window + 1)
     assert fit < 5, "all would fit"
     rounds = rounds_of(batch, monkeypatch)

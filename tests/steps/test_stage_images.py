@@ -75,3 +75,17 @@ def test_a_later_stage_of_text_gets_none_on_other_platforms_too(
     state = state_with(tmp_path, monkeypatch, {}, None)
     state.add_request(0, SimpleNamespace(req_id="text", mm_features=[]))
     assert handed(state) is None
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("stage", ["first", "later"])
+def test_other_models_see_images_as_text(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = encoder_cache(IMAGES) if stage == "first" else None
+    state = state_with(tmp_path, monkeypatch, model_configs.VISION, cache)
+    vars(state.model_config)["is_mm_prefix_lm"] = False
+    if stage == "later":
+        state.add_request(0, SimpleNamespace(req_id="seen", mm_features=IMAGES))
+        assert not getattr(state, "mm_features", {}), "it keeps what nobody reads"
+    assert handed(state) is None

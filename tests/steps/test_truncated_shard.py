@@ -30,6 +30,7 @@ def test_a_truncated_shard(tmp_path: Path) -> None:
     found = refusal(shard, -8)
     assert shard.name in found, found
     assert f"ends before the end of {LAST}" in found, found
+    assert f"ends before the end of {LAST}" in refusal(shard, -16384)
     assert f"ends before the end of {NAME}" in refusal(shard, -16384 - 8)
 
 

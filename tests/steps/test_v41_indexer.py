@@ -29,6 +29,7 @@ def scored(
     table = torch.randperm(count)[: blocks * len(LENS)].view(len(LENS), blocks)
     q = torch.randn(len(LENS), 1, HEADS, DIM).to(torch.float8_e4m3fn)
     weights = torch.randn(len(LENS), HEADS)
+    layout.module("vllm._xpu_ops")
     with pin_ops.recorded(monkeypatch, OP) as calls:
         got = torch.ops.vllm.xpu_fp8_paged_mqa_logits(
             q.to(device),

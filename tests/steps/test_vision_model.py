@@ -16,18 +16,18 @@ SERVED = {"dtype": "bfloat16", "block_size": 256, "kv_cache_dtype": "fp8"}
 REGISTRY = "vllm.model_executor.models.registry"
 
 
-def configured(folder: Path, **options: Any) -> Any:
+def configured(
+    folder: Path, fields: dict[str, Any] = model_configs.VISION, **options: Any
+) -> Any:
     registry = layout.module(REGISTRY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_run_in_subprocess", lambda look: look())
-        return model_configs.engine_config(
-            folder, model_configs.VISION, **SERVED | options
-        )
+        return model_configs.engine_config(folder, fields, **SERVED | options)
 
 
-def built(folder: Path, **options: Any) -> Any:
+def built(folder: Path, architecture: str = ARCHITECTURE, **options: Any) -> Any:
     config = configured(folder, **options)
-    kind = layout.module(REGISTRY).ModelRegistry.models[ARCHITECTURE].load_model_cls()
+    kind = layout.module(REGISTRY).ModelRegistry.models[architecture].load_model_cls()
     utilities = layout.module("vllm.utils.torch_utils")
     with (
         model_configs.current(config),
@@ -89,6 +89,12 @@ def test_a_wrong_tensor_is_named(tmp_path: Path) -> None:
     assert model.requires_scales
 
 
+def test_a_server_of_the_tower_alone_needs_no_scales(tmp_path: Path) -> None:
+    model = end_of_start(tmp_path, mm_encoder_only=True)
+    model.load_weights([])
+    assert not model.requires_scales
+
+
 def test_every_tensor_of_the_tower_has_its_shape(tmp_path: Path) -> None:
     """As it loads: whole, and refused by its name with a row more or less."""
     model = end_of_start(tmp_path)
@@ -134,3 +140,17 @@ def test_the_text_model_stays() -> None:
     registry = layout.module(REGISTRY).ModelRegistry
     text = registry.models["DeepseekV4ForCausalLM"].load_model_cls()
     assert text is layout.module(layout.MODEL).DeepseekV4ForCausalLM
+
+
+@pytest.mark.unchanged
+def test_the_text_model_compares_its_tensors(tmp_path: Path) -> None:
+    model = built(tmp_path, "DeepseekV4ForCausalLM", fields={})
+    name = "layers.1.attn.wq_a.scale"
+    with pytest.raises(ValueError, match=f"{name} is int32"):
+        model.load_weights([(name, torch.ones(1, 2, dtype=torch.int32))])
+
+
+@pytest.mark.unchanged
+def test_text_alone_is_transferred(tmp_path: Path) -> None:
+    transfer = KVTransferConfig(kv_connector="OffloadingConnector", kv_role="kv_both")
+    assert configured(tmp_path, {}, kv_transfer_config=transfer)

@@ -61,30 +61,38 @@ def test_a_prompt_that_is_loaded_in_part(rest: int) -> None:
 @pytest.mark.unchanged
 @pytest.mark.parametrize("length", [63, 64, 191, 192, 255, 256, 257])
 def test_a_cache_that_is_too_small_is_noticed(length: int) -> None:
-    """No block is asked of an empty pool: the estimate covers what is taken."""
+    """No block is asked of an empty pool: the estimate is what is taken, and the null
+    block is beside it."""
     fits = []
     for blocks in range(2, 40):
         cache = cache_groups.manager(blocks)
+        asked = cache_groups.request(length)
         made = cache.allocate_slots(
-            cache_groups.request(length),
+            asked,
             0,
             num_external_computed_tokens=length,
             delay_cache_blocks=True,
         )
         fits.append(made is not None)
     assert fits == sorted(fits)
-    assert fits[-1]
+    groups = cache.get_blocks(asked.request_id).blocks
+    taken = sum(not block.is_null for group in groups for block in group)
+    assert fits.index(True) + 2 == taken + 1
 
 
-def blocks_that_are_sent(cache: Any, length: int, chunk: int) -> list[list[int]]:
+def blocks_that_are_sent(
+    cache: Any, length: int, chunk: int, in_flight: int = 0
+) -> list[list[int]]:
     """The blocks of each group that a connector may send of a prompt of `length`
-    tokens, computed in chunks of `chunk`, once its first new token is there."""
+    tokens, computed in chunks of `chunk`, once its first new token is there, and of
+    the last step so many are in flight."""
     asked = cache_groups.request(length, do_remote_decode=True)
     while (start := asked.num_computed_tokens) < length:
         tokens = min(chunk, length - start)
         assert cache.allocate_slots(asked, tokens) is not None
         asked.num_computed_tokens += tokens
     asked.append_output_token_ids(1)
+    asked.num_in_flight_tokens = in_flight
     sends = layout.module("vllm.distributed.kv_transfer.kv_connector.v1.base")
     connector = create_autospec(sends.SupportsHMA, instance=True)
     connector.request_finished_all_groups.return_value = False, None
@@ -114,3 +122,17 @@ def test_a_prompt_that_is_sent_whole(chunk: int) -> None:
         if given_up != outside_the_windows(length - 1):
             found.append(length)
     assert not found, f"the windows of the last token are cut off at lengths {found}"
+
+
+@pytest.mark.unchanged
+def test_a_step_in_flight_keeps_its_windows() -> None:
+    """Its tokens still read them where a request is aborted."""
+    cache = cache_groups.manager()
+    for length in LENGTHS:
+        tokens = min(length, 90)
+        _, *windows = blocks_that_are_sent(cache, length, 600, tokens)
+        given_up = {
+            name: ids.count(0)
+            for name, ids in zip(cache_groups.WINDOWS, windows, strict=True)
+        }
+        assert given_up == outside_the_windows(length - tokens), length
