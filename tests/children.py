@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 TOOL = (
     sys.executable,
     "-c",
-    "from xpustack import __main__; from xpustack.steptest import server;"
+    "from xpustack import __main__; from stack.steptest import server;"
     " server.PRELOADED = ('pytest',); __main__.main()",
 )
 """The command line, with a test server that imports nothing large in advance: the
@@ -22,8 +22,8 @@ import sys, time
 from pathlib import Path
 sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
 from sdists import pinned
-from xpustack.core.cache import Cache
-from xpustack.core.errors import StackError
+from stack.core.cache import Cache
+from stack.core.errors import StackError
 def say(message): print(message, flush=True)
 """
 

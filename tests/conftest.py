@@ -40,7 +40,7 @@ def pytest_terminal_summary(
         for launch in ran:
             terminalreporter.write_line(str(launch))
         if rows := config.getoption("--rows"):
-            from xpustack.core.rows import csv_text
+            from stack.core.rows import csv_text
 
             rows.write_text(csv_text([launch.row() for launch in ran]))
     if line := described(config):

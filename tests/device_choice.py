@@ -26,8 +26,8 @@ def take_device(config: pytest.Config) -> torch.device:
         raise pytest.UsageError(f"say where kernels run: --device {'|'.join(KINDS)}")
     if kind == "interpreter":
         os.environ["TRITON_INTERPRET"] = "1"
-        from kernels.interpreter import repair
-        from kernels.interpreter_speed import speed_up
+        from standins.interpreter import repair
+        from standins.interpreter_speed import speed_up
 
         repair()
         speed_up()
@@ -55,9 +55,9 @@ def _lowered(config: pytest.Config) -> torch.device:
     from contextlib import ExitStack
 
     try:
-        from lowered.opencl import Cpu
-        from lowered.run import lowering
-        from xpustack.core.cache import Cache
+        from lab.lowered.opencl import Cpu
+        from lab.lowered.run import lowering
+        from stack.core.cache import Cache
     except ImportError as error:
         raise pytest.UsageError(f"{error}; next: tox -e lowered") from error
     cpu = Cpu(Cache.default().root / "lowered")

@@ -9,18 +9,18 @@ import tarfile
 from pathlib import Path
 from typing import Self
 
-from xpustack.base import releases
-from xpustack.base.releases import Release
-from xpustack.base.store import Store
-from xpustack.core.cache import Cache
-from xpustack.core.project import Project
-from xpustack.series.apply import trees
-from xpustack.series.overlay import TRITON_IN_VLLM
-from xpustack.series.patch import load_series
-from xpustack.series.recorded import format_trees, trees_file
-from xpustack.series.save import save
-from xpustack.series.tree import KERNEL_HOME, Series, Tree
-from xpustack.series.worktree import apply_to
+from stack.base import releases
+from stack.base.releases import Release
+from stack.base.store import Store
+from stack.core.cache import Cache
+from stack.core.project import Project
+from stack.series.apply import trees
+from stack.series.overlay import TRITON_IN_VLLM
+from stack.series.patch import load_series
+from stack.series.recorded import format_trees, trees_file
+from stack.series.save import save
+from stack.series.tree import KERNEL_HOME, Series, Tree
+from stack.series.worktree import apply_to
 
 ATTENTION = "".join(f"attention line {number}\n" for number in range(1, 41))
 BASE = {

@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from xpustack.base.releases import Pin, Release
+from stack.base.releases import Pin, Release
 
 XPU_TXT = "requirements/xpu.txt"
 FILES = {

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from clones import ClonedStack
 
-from xpustack.builds.build import backend_server
-from xpustack.core.process import Runner
-from xpustack.forks.server import Server
-from xpustack.steptest import server
+from stack.builds.build import backend_server
+from stack.core.process import Runner
+from stack.forks.server import Server
+from stack.steptest import server
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,13 @@ from children import TOOL
 from fake_stack import FakeStack, git
 from sdists import pinned, write_sdist
 
-from xpustack.base.pin import release_entry
-from xpustack.base.store import Store
-from xpustack.builds.build import backend_server, build, build_version
-from xpustack.builds.installed import Build
-from xpustack.core.cache import Cache
-from xpustack.core.process import Runner
-from xpustack.core.project import Project
+from stack.base.pin import release_entry
+from stack.base.store import Store
+from stack.builds.build import backend_server, build, build_version
+from stack.builds.installed import Build
+from stack.core.cache import Cache
+from stack.core.process import Runner
+from stack.core.project import Project
 
 HEADER = "# SPDX-License-Identifier: Apache-2.0\n"
 VALUE = "vllm/value.py"
@@ -127,10 +127,10 @@ class TinyStack(FakeStack):
         self.write("releases.toml", "")
         for version in ("1.0", "2.0"):
             self.publish(version, {})
-        self.write("emulated_xpu/__init__.py", "")
-        self.write("emulated_xpu/pytest_plugin.py", EMULATION)
-        self.write("emulated_xpu/cpu_pytest_plugin.py", "")
-        self.write("emulated_xpu/ahead.py", "import vllm.value\n")
+        self.write("standins/emulated_xpu/__init__.py", "")
+        self.write("standins/emulated_xpu/pytest_plugin.py", EMULATION)
+        self.write("standins/emulated_xpu/cpu_pytest_plugin.py", "")
+        self.write("standins/emulated_xpu/ahead.py", "import vllm.value\n")
         self.write("kernels/__init__.py", "")
         self.write("tests/steps/test_value.py", PROVES)
 

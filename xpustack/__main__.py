@@ -26,9 +26,9 @@ from xpustack.commands import (
     upstream_tests,
     wheels,
 )
-from xpustack.core.errors import UsageError, stack_error_of
-from xpustack.core.history import version
-from xpustack.terminal.console import EXIT_CODES, answering, complain
+from stack.core.errors import UsageError, stack_error_of
+from stack.core.history import version
+from stack.terminal.console import EXIT_CODES, answering, complain
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "For the deployer": (wheels.build, wheels.verify, plan.plan, device.device),

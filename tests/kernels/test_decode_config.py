@@ -48,7 +48,7 @@ def test_splits_fill_an_xpu_once(xe_cores, heads, tokens, splits, monkeypatch):
 
 
 def test_end_to_end_jobs_can_do_without_splits(monkeypatch):
-    """As `e2e.inside.decode_plan` does."""
+    """As `proof.e2e.inside.decode_plan` does."""
     monkeypatch.setattr(_decode_config, "XE_CORES", 0)
     monkeypatch.setattr(
         _decode_config, "_xe_cores", _decode_config._xe_cores.__wrapped__

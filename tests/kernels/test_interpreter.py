@@ -123,7 +123,7 @@ def interpret(forks: Forks, tmp_path: Path) -> Interpret:
     """Run `body` after `PREAMBLE` in a process of its own; fail with what it says."""
 
     def run(body: str, *, repaired: bool) -> None:
-        start = "from kernels.interpreter import repair; repair(); repair()"
+        start = "from standins.interpreter import repair; repair(); repair()"
         script = PREAMBLE + (start if repaired else "") + "\n" + textwrap.dedent(body)
         # Triton reads a kernel's source from its file.
         source = tmp_path / "kernels_under_test.py"
@@ -305,7 +305,7 @@ def test_the_fault_is_still_in_triton(
 
 
 def test_round_to_keeps_shape_of_read_only_and_strided_input() -> None:
-    from kernels.interpreter import round_to
+    from standins.interpreter import round_to
 
     wide = np.broadcast_to(np.float32(1.5), (3, 4))
     assert (round_to(wide, "fp32", "bf16") == 0x3FC0).all()
@@ -320,7 +320,7 @@ def test_speed_up_changes_no_result_and_restores_the_language(
 ) -> None:
     interpret(
         """
-        from kernels.interpreter_speed import speed_up
+        from standins.interpreter_speed import speed_up
 
         @triton.jit
         def reduce_kernel(x, out, index, M: tl.constexpr, N: tl.constexpr):
@@ -439,7 +439,7 @@ def test_overflow_is_asserted_in_debug_mode_alone(interpret: Interpret) -> None:
     interpret(
         """
         import dataclasses
-        from kernels.interpreter_speed import speed_up
+        from standins.interpreter_speed import speed_up
         from triton.runtime import interpreter
 
         @triton.jit

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from benchmarks.one_launch import LAUNCHES
+from lab.benchmarks.cases.one_launch import LAUNCHES
 
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=lambda launch: launch.__name__)

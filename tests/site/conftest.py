@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from xpustack.core.cache import Cache
-from xpustack.core.errors import CheckFailed
-from xpustack.core.project import Project
-from xpustack.pages.site.build import build_site
+from stack.core.cache import Cache
+from stack.core.errors import CheckFailed
+from stack.core.project import Project
+from stack.pages.site.build import build_site
 
 ROOT = Path(__file__).parents[2]
 

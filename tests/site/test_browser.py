@@ -17,10 +17,10 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from planner import asked, choices
-from planner.checkpoints import NAMED
-from planner.trial import Attempt
-from xpustack.core.rows import read_rows
+from lab.planner import asked, choices
+from lab.planner.checkpoints import NAMED
+from lab.planner.trial import Attempt
+from stack.core.rows import read_rows
 
 ROOT = Path(__file__).parents[2]
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")

@@ -11,10 +11,10 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from bs4 import BeautifulSoup
 
-from xpustack.base.releases import load
-from xpustack.core.project import Project
-from xpustack.core.rows import read_rows
-from xpustack.pages.site.build import FOLDER, LINE, TABLES
+from stack.base.releases import load
+from stack.core.project import Project
+from stack.core.rows import read_rows
+from stack.pages.site.build import FOLDER, LINE, TABLES
 
 ROOT = Path(__file__).parents[2]
 PAGES = {page.stem: page.read_text("utf-8") for page in TABLES}

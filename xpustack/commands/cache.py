@@ -8,10 +8,10 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.filesize import decimal
 
-from xpustack.builds import cache_contents
-from xpustack.builds.cache_contents import Area
-from xpustack.core.cache import Cache
-from xpustack.terminal.console import Answer, Reply, plain_number, showing_progress
+from stack.builds import cache_contents
+from stack.builds.cache_contents import Area
+from stack.core.cache import Cache
+from stack.terminal.console import Answer, Reply, plain_number, showing_progress
 
 Days = Annotated[float, Parameter(converter=plain_number, validator=Number(gte=0))]
 

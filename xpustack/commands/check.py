@@ -5,15 +5,15 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from xpustack.base import releases
-from xpustack.checks import run as checks
-from xpustack.core.errors import SeriesError, StackError
-from xpustack.core.process import usable_cpus
-from xpustack.core.project import Project
-from xpustack.series import static
-from xpustack.series.order import read_order, require_step
-from xpustack.series.static import Advice
-from xpustack.terminal.console import (
+from stack.base import releases
+from stack.checks import run as checks
+from stack.core.errors import SeriesError, StackError
+from stack.core.process import usable_cpus
+from stack.core.project import Project
+from stack.series import static
+from stack.series.order import read_order, require_step
+from stack.series.static import Advice
+from stack.terminal.console import (
     Count,
     Offline,
     Reply,
@@ -21,7 +21,7 @@ from xpustack.terminal.console import (
     stdout_console,
     using_cache,
 )
-from xpustack.terminal.report import show
+from stack.terminal.report import show
 
 Only = Literal["build", "lint", "test"]
 """The kinds of check that can be asked for alone."""

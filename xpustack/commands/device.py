@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from xpustack.base import releases
-from xpustack.core.errors import CheckFailed, UsageError
-from xpustack.core.process import Runner
-from xpustack.core.project import Project
-from xpustack.terminal.console import Reply, plain_number, showing_progress
+from stack.base import releases
+from stack.core.errors import CheckFailed, UsageError
+from stack.core.process import Runner
+from stack.core.project import Project
+from stack.terminal.console import Reply, plain_number, showing_progress
 
 FOLDER = ".device"
 Minutes = Annotated[float, Parameter(converter=plain_number, validator=Number(gte=1))]
@@ -46,9 +46,9 @@ def device(
         minutes: About how long a stage may take at most.
         again: Run finished stages again.
     """
-    from on_device.stages import archive, doctor, session
-    from on_device.stages.records import STAGES
-    from on_device.stages.setup import Setup
+    from proof.on_device.stages import archive, doctor, session
+    from proof.on_device.stages.records import STAGES
+    from proof.on_device.stages.setup import Setup
 
     project = Project.find()
     unknown = [name for name in stage if name not in STAGES]
@@ -117,8 +117,8 @@ def ingest(report: Path, /, *, answer: Reply) -> None:
     Args:
         report: What `xpustack device` wrote: the archive to send, or its report.json.
     """
-    from on_device.stages import archive
-    from on_device.stages.ingest import ingest as take_in
+    from proof.on_device.stages import archive
+    from proof.on_device.stages.ingest import ingest as take_in
 
     said = take_in(Project.find(), archive.read(report))
     answer.data = {"ingested": said}

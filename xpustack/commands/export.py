@@ -4,14 +4,14 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-from xpustack.base import releases
-from xpustack.base.clone import opened
-from xpustack.base.store import Store
-from xpustack.core.errors import UsageError, elsewhere
-from xpustack.pages.made import stamp
-from xpustack.refresh.neighbours import source_of_clone
-from xpustack.series.patch import load_series
-from xpustack.terminal.console import (
+from stack.base import releases
+from stack.base.clone import opened
+from stack.base.store import Store
+from stack.core.errors import UsageError, elsewhere
+from stack.pages.made import stamp
+from stack.refresh.neighbours import source_of_clone
+from stack.series.patch import load_series
+from stack.terminal.console import (
     Offline,
     Reply,
     working,
@@ -53,11 +53,11 @@ def export(
         bisect: Build and test each exported branch.
     """
     # What serves upstream is no part of the installed tool.
-    from upstream.export import export as write_export
-    from upstream.export import standings
-    from upstream.folder import known_needs, write_rows
-    from upstream.pull_request import requests_rows
-    from upstream.trees import Person
+    from stack.upstream.export import export as write_export
+    from stack.upstream.export import standings
+    from stack.upstream.folder import known_needs, write_rows
+    from stack.upstream.pull_request import requests_rows
+    from stack.upstream.trees import Person
 
     if onto is None and (release is None or bundle):
         raise UsageError(

@@ -4,16 +4,16 @@
 import subprocess
 from pathlib import Path
 
-from xpustack.base import releases
-from xpustack.core.errors import EnvironmentProblem, elsewhere
-from xpustack.core.project import Project
-from xpustack.pages import defects as listed
-from xpustack.pages import made
-from xpustack.pages import status as statuses
-from xpustack.pages.overview import overview
-from xpustack.pages.record import write_files
-from xpustack.pages.site.build import build_site
-from xpustack.terminal.console import Offline, Reply, using_cache, working
+from stack.base import releases
+from stack.core.errors import EnvironmentProblem, elsewhere
+from stack.core.project import Project
+from stack.pages import defects as listed
+from stack.pages import made
+from stack.pages import status as statuses
+from stack.pages.overview import overview
+from stack.pages.record import write_files
+from stack.pages.site.build import build_site
+from stack.terminal.console import Offline, Reply, using_cache, working
 
 
 def status(*, write_readme: bool = False, answer: Reply) -> None:

@@ -7,13 +7,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from xpustack.base.pin import pin as pin_release
-from xpustack.core.errors import CheckFailed
-from xpustack.core.markdown import rendered
-from xpustack.refresh.retire import retire as retire_releases
-from xpustack.refresh.watch import SCHEMAS
-from xpustack.refresh.watch import watch as watch_upstream
-from xpustack.terminal.console import Offline, Reply, working
+from stack.base.pin import pin as pin_release
+from stack.core.errors import CheckFailed
+from stack.core.markdown import rendered
+from stack.refresh.retire import retire as retire_releases
+from stack.refresh.watch import SCHEMAS
+from stack.refresh.watch import watch as watch_upstream
+from stack.terminal.console import Offline, Reply, working
 
 
 def pin(version: str, /, *, answer: Reply) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack plan`: what a model takes on devices, before anything is downloaded."""
 
-from xpustack.base import releases
-from xpustack.terminal.console import Amount, Count, Reply, Share, working
+from stack.base import releases
+from stack.terminal.console import Amount, Count, Reply, Share, working
 
 
 def plan(
@@ -49,11 +49,11 @@ def plan(
         link: Gigabytes per second from the host to a device.
     """
     # The planner is no part of the installed tool.
-    import planner.asked as asking
-    import planner.choices as choices
-    import planner.report as report
-    import planner.trial as trial
-    from planner.checkpoints import checkpoint
+    import lab.planner.asked as asking
+    import lab.planner.choices as choices
+    import lab.planner.report as report
+    import lab.planner.trial as trial
+    from lab.planner.checkpoints import checkpoint
 
     with working() as (project, cache):
         pinned = releases.load(project)[release]

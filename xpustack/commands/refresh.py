@@ -7,20 +7,20 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from xpustack.base.clone import opened
-from xpustack.base.releases import load
-from xpustack.base.store import Store
-from xpustack.core.cache import atomic_file
-from xpustack.core.errors import ApplyError, UsageError
-from xpustack.refresh.neighbours import (
+from stack.base.clone import opened
+from stack.base.releases import load
+from stack.base.store import Store
+from stack.core.cache import atomic_file
+from stack.core.errors import ApplyError, UsageError
+from stack.refresh.neighbours import (
     Source,
     choose_source,
     source_of_clone,
 )
-from xpustack.refresh.refresh import refresh as carry_over
-from xpustack.refresh.refresh import target_release
-from xpustack.refresh.report import conflicts, markdown, rows, summary, to_json
-from xpustack.terminal.console import (
+from stack.refresh.refresh import refresh as carry_over
+from stack.refresh.refresh import target_release
+from stack.refresh.report import conflicts, markdown, rows, summary, to_json
+from stack.terminal.console import (
     Offline,
     Reply,
     working,

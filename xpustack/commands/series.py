@@ -6,18 +6,18 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from xpustack.base import releases
-from xpustack.base.store import Store
-from xpustack.core.cache import atomic_file
-from xpustack.core.errors import CheckFailed, StackError, UsageError, elsewhere
-from xpustack.core.project import Project
-from xpustack.series.apply import trees, trees_before_failure
-from xpustack.series.order import unnamed
-from xpustack.series.recorded import format_trees, read_trees, trees_file
-from xpustack.series.save import save as save_series
-from xpustack.series.tree import Series, Tree
-from xpustack.series.worktree import apply_to
-from xpustack.terminal.console import (
+from stack.base import releases
+from stack.base.store import Store
+from stack.core.cache import atomic_file
+from stack.core.errors import CheckFailed, StackError, UsageError, elsewhere
+from stack.core.project import Project
+from stack.series.apply import trees, trees_before_failure
+from stack.series.order import unnamed
+from stack.series.recorded import format_trees, read_trees, trees_file
+from stack.series.save import save as save_series
+from stack.series.tree import Series, Tree
+from stack.series.worktree import apply_to
+from stack.terminal.console import (
     AllReleases,
     Offline,
     ReleaseName,

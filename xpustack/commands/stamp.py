@@ -3,14 +3,14 @@
 
 from msgspec.structs import replace
 
-from xpustack.base import releases
-from xpustack.base.pin import with_entry
-from xpustack.core.cache import atomic_file
-from xpustack.core.files import link_in, linked
-from xpustack.core.project import Project
-from xpustack.series import revision
-from xpustack.series.patch import load_series
-from xpustack.terminal.console import AllReleases, ReleaseName, Reply, selected
+from stack.base import releases
+from stack.base.pin import with_entry
+from stack.core.cache import atomic_file
+from stack.core.files import link_in, linked
+from stack.core.project import Project
+from stack.series import revision
+from stack.series.patch import load_series
+from stack.terminal.console import AllReleases, ReleaseName, Reply, selected
 
 
 def stamp(

@@ -7,18 +7,18 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from xpustack.base import releases
-from xpustack.base.store import Store
-from xpustack.builds.build import backend_server, build, build_version
-from xpustack.core.checkout import check_out
-from xpustack.core.errors import UsageError, concerning
-from xpustack.core.files import not_ours, vacant
-from xpustack.core.process import Runner
-from xpustack.pages.made import stamp
-from xpustack.series.apply import trees
-from xpustack.series.tree import BaseTree, StepTree
-from xpustack.steptest.material import Support
-from xpustack.terminal.console import (
+from stack.base import releases
+from stack.base.store import Store
+from stack.builds.build import backend_server, build, build_version
+from stack.core.checkout import check_out
+from stack.core.errors import UsageError, concerning
+from stack.core.files import not_ours, vacant
+from stack.core.process import Runner
+from stack.pages.made import stamp
+from stack.series.apply import trees
+from stack.series.tree import BaseTree, StepTree
+from stack.steptest.material import Support
+from stack.terminal.console import (
     Count,
     Offline,
     Reply,
@@ -61,7 +61,7 @@ def upstream_tests(
         jobs: Files at a time.
     """
     # What serves upstream is no part of the installed tool.
-    import upstream.vllm_tests as vllm_tests
+    import stack.upstream.vllm_tests as vllm_tests
 
     if prepare and read:
         raise UsageError(

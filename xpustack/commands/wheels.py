@@ -4,12 +4,12 @@
 import dataclasses
 from pathlib import Path
 
-from xpustack.base import releases
-from xpustack.core.errors import CheckFailed, StackError, elsewhere
-from xpustack.release.retired import build_retired
-from xpustack.release.ship import ReleaseArtifacts, ship
-from xpustack.release.verify import verify as verify_wheel
-from xpustack.terminal.console import (
+from stack.base import releases
+from stack.core.errors import CheckFailed, StackError, elsewhere
+from stack.release.retired import build_retired
+from stack.release.ship import ReleaseArtifacts, ship
+from stack.release.verify import verify as verify_wheel
+from stack.terminal.console import (
     AllReleases,
     Offline,
     ReleaseName,

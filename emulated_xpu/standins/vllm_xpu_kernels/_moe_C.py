@@ -1,6 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Registers the ops, as the extension module of this name does."""
-
-from emulated_xpu.registry import define_ops
-
-define_ops()

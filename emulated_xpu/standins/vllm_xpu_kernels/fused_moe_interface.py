@@ -1,6 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Fused experts."""
-
-from emulated_xpu.fused_experts import XpuFusedMoe
-
-__all__ = ["XpuFusedMoe"]

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m lab.benchmarks.xpu_path.transfers ORDER RESULT`: one engine reads prompts and
+another answers them from pages that NIXL brings, on two GPUs.
+
+RESULT has what `proof.e2e.inside.transfer` finds of each prompt. Exits with 1 if a byte or an
+answer is wrong. With `killed`, the process that reads is killed when the transfer of a
+second prompt begins; what the other then does with it and with a third is in RESULT.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from lab.benchmarks.xpu_path.written import folder_of
+from proof.e2e.inside import transfer
+from proof.e2e.judging.transfers import check_answer, check_pages
+from proof.e2e.running.asked import ENGINE, LONG, Asked
+
+LOOPBACK = "127.0.0.1"
+PATIENCE = 60.0
+"""Seconds for an answer."""
+KILLED = "the sender was killed"
+
+
+def order_of(told: dict[str, Any]) -> dict[str, Any]:
+    """What `proof.e2e.inside.transfer` reads, of the job that `told` describes."""
+    model = folder_of({"checkpoint": LONG}, Path())
+    asked = [Asked(**given) for given in told["asked"]]
+    return {
+        "model": model,
+        "engine": {**ENGINE, **told["engine"]},
+        "transfer": {"kv_connector": "NixlConnector", **told["transfer"]},
+        "splits_keys": False,
+        "packages": told.get("packages", []),
+        "prompts": [one.order(number) for number, one in enumerate(asked)],
+    }
+
+
+def listen_at(gpus: str) -> dict[str, str]:
+    """The environment of one engine: its GPU is the first of `gpus`."""
+    with socket.socket() as opened:
+        opened.bind((LOOPBACK, 0))
+        port = opened.getsockname()[1]
+    return {
+        "CUDA_VISIBLE_DEVICES": gpus,
+        "UCX_NET_DEVICES": "lo",
+        "UCX_TLS": "tcp,cma,self,cuda_copy,cuda_ipc",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
+    }
+
+
+def read_prompts(order: dict[str, Any], pipe: Connection) -> None:
+    """The first engine, in a process of its own; never returns."""
+    status = 1
+    try:
+        transfer.send(order, pipe)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def kill_as_a_transfer_begins(sender: int) -> None:
+    """Kill the process `sender` once, after the handshake and before the first read."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    agent: Any = get_kv_transfer_group().connector_worker.nixl_wrapper
+    begin = agent.transfer
+
+    def kill_and_begin(*args: Any, **kwargs: Any) -> Any:
+        os.kill(sender, signal.SIGKILL)
+        os.waitpid(sender, 0)
+        agent.transfer = begin
+        return begin(*args, **kwargs)
+
+    agent.transfer = kill_and_begin
+
+
+def without_its_sender(
+    order: dict[str, Any], pipe: Connection, sender: int
+) -> list[dict[str, Any]]:
+    """Three prompts: fetched; fetched from a sender that dies; and read by this engine
+    itself."""
+    receiver = transfer.Receiver(order)
+    first, second, third = order["prompts"]
+    found = []
+    for number, prompt in enumerate((first, second)):
+        pipe.send(prompt)
+        read = pipe.recv()
+        if number:
+            kill_as_a_transfer_begins(sender)
+        output = receiver.fetch(prompt, read)
+        found.append(ended(output) | {"alone": read["alone"]})
+    output = receiver.ask(third, new=third["new"], alone=False)
+    return [*found, ended(output) | {"alone": None}]
+
+
+def ended(output: Any) -> dict[str, Any]:
+    """How a request ended, and its tokens."""
+    (given,) = output.outputs
+    return {"reason": given.finish_reason, "tokens": list(given.token_ids)}
+
+
+def check_without_its_sender(found: list[dict[str, Any]], policy: str) -> None:
+    """The first is right; the second is refused or right, as the policy says, and
+    never wrong; the third is answered.
+
+    Raises:
+        AssertionError: one is not so.
+    """
+    first, second, third = found
+    assert first["tokens"] == first["alone"]["tokens"], first
+    if second["reason"] == "error":
+        assert policy == "fail", "the prompt was to be read again"
+    else:
+        assert second["tokens"] == second["alone"]["tokens"], second
+    assert third["reason"] == "length", third
+
+
+def main() -> None:
+    """Serve one job by this process and one that it forks."""
+    told = json.loads(Path(sys.argv[1]).read_text())
+    result = Path(sys.argv[2])
+    order = order_of(told)
+    transfer.PATIENCE = PATIENCE
+    ours, theirs = multiprocessing.Pipe()
+    if not (sender := os.fork()):
+        ours.close()
+        os.environ.update(listen_at("0,1"))
+        read_prompts(order, theirs)
+    theirs.close()
+    os.environ.update(listen_at("1,0"))
+    asked = [Asked(**given) for given in told["asked"]]
+    if told.get("killed"):
+        found = without_its_sender(order, ours, sender)
+        result.write_text(json.dumps(found, indent=1))
+        policy = told["transfer"].get("kv_load_failure_policy", "fail")
+        print(KILLED, found[1]["reason"], found[1]["tokens"])
+        check_without_its_sender(found, policy)
+    else:
+        transfer.receive(order, ours, result)
+        os.waitpid(sender, 0)
+        served = json.loads(result.read_text())
+        for got, one in zip(served, asked, strict=True):
+            check_pages(got, one)
+            if one.answered:
+                check_answer(got, told["bound"])
+    # Threads of NIXL may wait for the dead.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)

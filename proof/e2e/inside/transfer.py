@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m proof.e2e.inside.transfer ORDER RESULT` serves prompts by
+two engines, a process each: one reads a prompt, the other fetches its pages and answers
+it.
+
+ORDER names the checkpoint, the arguments of the engines and the prompts. RESULT holds,
+by prompt, what `Receiver.answer` gives.
+"""
+
+import importlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+engine: Any = importlib.import_module("proof.e2e.inside.engine")
+pages: Any = importlib.import_module("proof.e2e.inside.pages")
+
+READ = {"do_remote_decode": True, "do_remote_prefill": False}
+"""What a proxy asks of the server that reads prompts."""
+OTHERS = [7, 8]
+"""Tokens with which another prompt goes on."""
+PATIENCE = 600.0
+"""Seconds for an answer."""
+Prompt = dict[str, Any]
+"""As `pairs.Asked.order` gives it."""
+
+
+class Side:
+    """One of the two engines."""
+
+    role: str
+    """Of vLLM's two."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        sys.path += order["packages"]
+        transfer = {**order["transfer"], "kv_role": self.role}
+        own = {**order["engine"], "kv_transfer_config": transfer}
+        self._llm = engine.start({**order, "engine": own})
+        yield_to_others()
+        core = self._llm.llm_engine.engine_core.engine_core
+        self._scheduler = core.scheduler
+        self._most = self._scheduler.max_num_scheduled_tokens
+        transfers: Any = importlib.import_module("vllm.distributed.kv_transfer")
+        worker = transfers.get_kv_transfer_group().connector_worker
+        self._pages = pages.Pages(self._scheduler, worker)
+        self._seen: Any = None
+
+    def ask(self, prompt: Prompt, *, new: int, alone: bool, **transfer: Any) -> Any:
+        """The output of a prompt that is read in chunks of its `chunk` tokens. If
+        `alone`, its last token is computed on its own, and of the prefix cache only
+        that is read which the sender knows."""
+        from vllm import SamplingParams
+
+        llm_engine = self._llm.llm_engine
+        known = prompt["sender_knows"]
+        chosen = SamplingParams(
+            temperature=0.0,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=-1,
+            skip_reading_prefix_cache=alone and not transfer and not known,
+            max_tokens=new,
+            extra_args={"kv_transfer_params": transfer} if transfer else None,
+        )
+        name = str(next(self._llm.request_counter))
+        llm_engine.add_request(name, {"prompt_token_ids": prompt["tokens"]}, chosen)
+        limit = time.monotonic() + PATIENCE
+        while time.monotonic() < limit:
+            running = self._scheduler.running
+            computed = running[0].num_computed_tokens if running else known
+            left = len(prompt["tokens"]) - alone - computed
+            chunk = min(prompt["chunk"], left) if alone else prompt["chunk"]
+            most = chunk if chunk > 0 else self._most
+            self._scheduler.max_num_scheduled_tokens = most
+            for output in llm_engine.step():
+                if output.finished:
+                    return output
+            # What is there before the next step computes the prompt's last token.
+            for request in self._scheduler.finished_recving_kv_req_ids:
+                self._seen = self._pages.seen(request)
+        raise AssertionError(f"no output of request {name} in {PATIENCE} s")
+
+    def learn(self, prompt: Prompt, count: int) -> None:
+        """Read a prompt's first `count` tokens, if any, and others behind them."""
+        if count:
+            tokens = prompt["tokens"][:count] + OTHERS
+            known = {**prompt, "tokens": tokens, "sender_knows": 0}
+            self.ask(known, new=1, alone=False)
+
+
+class Sender(Side):
+    """Reads prompts."""
+
+    role = "kv_producer"
+
+    def read(self, prompt: Prompt) -> dict[str, Any]:
+        """Where a prompt's blocks are, their bytes, and this engine's own answer, for
+        which it computes the prompt's last token as a receiver does."""
+        self.learn(prompt, prompt["sender_knows"])
+        self._pages.poison(pages.SENT)
+        read = self.ask(prompt, new=1, alone=False, **READ)
+        where = read.kv_transfer_params
+        rows = self._pages.rows(where["remote_block_ids"])
+        if prompt["overwritten"]:
+            self._pages.overwrite(where["remote_block_ids"])
+        if not prompt["answered"]:
+            return {"where": where, "rows": rows, "alone": None}
+        whole = self.ask(prompt, new=prompt["new"], alone=True)
+        return {"where": where, "rows": rows, "alone": answer_of(whole)}
+
+
+class Receiver(Side):
+    """Answers prompts from blocks that it fetches."""
+
+    role = "kv_consumer"
+
+    def fetch(self, prompt: Prompt, read: dict[str, Any]) -> Any:
+        """The output of a prompt whose blocks come into poisoned memory."""
+        self.learn(prompt, prompt["receiver_knows"])
+        self._pages.poison(pages.RECEIVED)
+        return self.ask(prompt, new=prompt["new"], alone=True, **read["where"])
+
+    def answer(self, prompt: Prompt, read: dict[str, Any]) -> dict[str, Any]:
+        """What came of a prompt: `pages` as `Pages.compared` gives it, tokens and
+        log-probabilities, and those of the sender alone."""
+        output = self.fetch(prompt, read)
+        where = read["where"]
+        length = len(prompt["tokens"])
+        return {
+            "length": length,
+            "pages": self._pages.compared(
+                self._seen, where["remote_block_ids"], read["rows"], length
+            ),
+            "cached": output.num_cached_tokens,
+            "answer": answer_of(output),
+            "alone": read["alone"],
+        }
+
+
+def yield_to_others() -> None:
+    """Let the main thread come first: NIXL's looks for messages all the time, and two
+    engines share few cores."""
+    for thread in Path("/proc/self/task").iterdir():
+        if int(thread.name) != os.getpid():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
+
+
+def answer_of(output: Any) -> dict[str, Any]:
+    """The new tokens, and for each log-probabilities by token id."""
+    (given,) = output.outputs
+    return {
+        "tokens": list(given.token_ids),
+        "logprobs": [
+            [place[token].logprob for token in sorted(place)]
+            for place in given.logprobs
+        ],
+    }
+
+
+def send(order: dict[str, Any], pipe: Connection) -> None:
+    """Read what the pipe asks for, until it asks for nothing."""
+    sender = Sender(order)
+    while prompt := pipe.recv():
+        pipe.send(sender.read(prompt))
+
+
+def receive(order: dict[str, Any], pipe: Connection, answer: Path) -> None:
+    """Have each prompt read by the other side of the pipe, and answer it."""
+    receiver = Receiver(order)
+    found = []
+    for prompt in order["prompts"]:
+        pipe.send(prompt)
+        found.append(receiver.answer(prompt, pipe.recv()))
+        answer.write_text(json.dumps(found))
+    pipe.send(None)
+
+
+def main() -> None:
+    """Serve the order by this process and one that it forks."""
+    order = json.loads(Path(sys.argv[1]).read_text())
+    ours, theirs = multiprocessing.Pipe()
+    if not (process := os.fork()):
+        ours.close()
+        # The sender has a port of its own for its side channel.
+        os.environ.update(order["sender_environment"])
+        status = 1
+        try:
+            send(order, theirs)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    theirs.close()
+    os.environ.update(order["receiver_environment"])
+    receive(order, ours, Path(sys.argv[2]))
+    os.waitpid(process, 0)
+
+
+if __name__ == "__main__":
+    main()

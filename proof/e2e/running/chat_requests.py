@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chats that a random model answers as asked, because a grammar makes it."""
+
+from typing import Any
+
+from proof.e2e.checkpoints.chat import DSML
+from proof.e2e.running.server import MODEL, Server
+
+ARGUMENTS = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "enum": [1, 2]}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": ARGUMENTS}}
+CALL = (
+    f"<{DSML}tool_calls>\n"
+    f'<{DSML}invoke name="f">\n'
+    f'<{DSML}parameter name="x" string="false">[12]</{DSML}parameter>\n'
+    f"</{DSML}invoke>\n"
+    f"</{DSML}tool_calls>"
+)
+"""A tool call as the model writes it, as a regular expression."""
+WORD = "[a-f]{6}"
+"""A word, as a regular expression."""
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "s", "schema": ARGUMENTS},
+}
+PLAIN = {"chat_template_kwargs": {"thinking": False}}
+THINKING = {"chat_template_kwargs": {"thinking": True}, "thinking_token_budget": 3}
+"""A random model would go on thinking."""
+
+
+def ask(server: Server, mode: dict[str, Any], **given: Any) -> Any:
+    extra = mode | given.pop("extra_body", {})
+    given.setdefault("max_completion_tokens", 120)
+    return server.client.chat.completions.create(
+        model=MODEL,
+        temperature=0.0,
+        messages=[{"role": "user", "content": "hi"}],
+        extra_body=extra,
+        **given,
+    )
+
+
+def spoken(server: Server) -> list[list[int]]:
+    """The tokens of answers such as the tests ask for, without drafts."""
+    told = {"return_token_ids": True}
+    completed = server.client.completions.create(
+        model=MODEL,
+        temperature=0.0,
+        prompt="Hello you",
+        max_tokens=8,
+        extra_body=told,
+    )
+    texts = [completed.choices[0].token_ids]
+    rules: list[dict[str, Any]] = [
+        {"response_format": SCHEMA},
+        {"extra_body": {"structured_outputs": {"regex": CALL}}},
+        # Of what follows the thoughts a draft knows the last one.
+        {"extra_body": {"structured_outputs": {"regex": WORD}}},
+    ]
+    for rule in rules:
+        (choice,) = ask(server, THINKING | told, **rule).choices
+        texts.append(choice.token_ids)
+    return texts

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tree gave a row of docs/data, and what makes it anew.
+
+docs/data/tables.toml has an entry for each file. A row of a run keeps the beginning of
+the id of the release's last tree, and the day: where the release has another tree now,
+the row is of an earlier revision, and the README has no figure of it.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+
+import msgspec
+
+from stack.core import markdown
+from stack.core.errors import UsageError
+from stack.core.project import Project
+from stack.core.rows import read_rows
+from stack.series.recorded import read_trees
+
+FOLDER = "docs/data"
+TABLES = f"{FOLDER}/tables.toml"
+TREE, MADE = "tree_id", "made"
+UNKNOWN = ""
+"""The tree of rows that were made before rows named it."""
+_SHORT = 12
+_ID = re.compile(rf"[0-9a-f]{{{_SHORT}}}|")
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a file of rows is made.
+
+    Attributes:
+        key: the columns that name a row; empty where rows are of no release's tree.
+        command: writes the rows.
+        by: who keeps the rows where no command of this machine does.
+    """
+
+    key: tuple[str, ...] = ()
+    command: str = ""
+    by: str = ""
+
+
+def tables(project: Project) -> dict[str, Table]:
+    """The entries of docs/data/tables.toml, by the file's name without `.csv`.
+
+    Raises:
+        UsageError: an entry is malformed.
+    """
+    path = project.root / TABLES
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=dict[str, Table])
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{TABLES}: {error}", path=path) from None
+
+
+def stamp(project: Project, release: str) -> dict[str, str]:
+    """What a row of a run of `release` says of the tree that gave it, now."""
+    return {TREE: tree_of(project, release), MADE: datetime.now(UTC).date().isoformat()}
+
+
+def tree_of(project: Project, release: str) -> str:
+    """The beginning of the id of a release's last tree; empty without one."""
+    return next(reversed(read_trees(project, release).values()), UNKNOWN)[:_SHORT]
+
+
+def is_current(project: Project, row: Mapping[str, str]) -> bool:
+    """Whether the release's tree of today gave the row."""
+    tree = row.get(TREE, UNKNOWN)
+    return tree != UNKNOWN and tree == tree_of(project, row["release"])
+
+
+class Age(msgspec.Struct, frozen=True):
+    """How many rows of a file and a release are of the tree of today, and of others;
+    the oldest day of those."""
+
+    table: str
+    release: str
+    current: int
+    older: int
+    since: str
+    command: str
+    by: str
+
+
+def ages(project: Project) -> Iterator[Age]:
+    """One for each release of each file whose rows name their tree.
+
+    Raises:
+        UsageError: a row names no tree in the form of an id, or two rows are of one
+            cell.
+    """
+    for name, table in tables(project).items():
+        if not table.key:
+            continue
+        by_release: dict[str, list[dict[str, str]]] = {}
+        for row in checked(project, name, table):
+            by_release.setdefault(row["release"], []).append(row)
+        for release, rows in by_release.items():
+            older = [row[MADE] for row in rows if not is_current(project, row)]
+            yield Age(
+                name,
+                release,
+                len(rows) - len(older),
+                len(older),
+                min(filter(None, older), default=""),
+                table.command,
+                table.by,
+            )
+
+
+def checked(project: Project, name: str, table: Table) -> list[dict[str, str]]:
+    """The rows of a file, each with a tree and of a cell of its own.
+
+    Raises:
+        UsageError: one is not.
+    """
+    path = project.root / FOLDER / f"{name}.csv"
+    rows = read_rows(path)
+    for row in rows:
+        if not _ID.fullmatch(row.get(TREE) or UNKNOWN) or TREE not in row:
+            raise UsageError(
+                f"a row has {row.get(TREE)!r} for the id of its tree",
+                path=path,
+                detail=[", ".join(row[column] for column in table.key)],
+                hint=table.command or table.by,
+            )
+    cells = Counter(tuple(row[column] for column in table.key) for row in rows)
+    if twice := [", ".join(cell) for cell, count in cells.items() if count > 1]:
+        raise UsageError(
+            "two rows are of one cell",
+            path=path,
+            detail=twice,
+            hint=table.command or table.by,
+        )
+    return rows
+
+
+def ages_table(found: Iterable[Age]) -> str:
+    """The ages as Markdown: a line for each file, its releases by age."""
+    lines: dict[str, dict[str, list[str]]] = {}
+    for age in found:
+        line = lines.setdefault(age.table, {"current": [], "older": []})
+        if age.older == 0:
+            line["current"].append(age.release)
+        else:
+            day = f" ({age.since})" if age.since else ""
+            line["older"].append(f"{age.release}{day}")
+    return markdown.table(
+        ("rows", "of the tree of today", "some of an earlier one, since"),
+        (
+            (
+                f"[{name}](data/{name}.csv)",
+                ", ".join(of["current"]),
+                ", ".join(of["older"]),
+            )
+            for name, of in lines.items()
+        ),
+    )

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trees of a series in upstream's form: one commit per step.
+
+Each is its step's tested tree with the kernels in upstream's form, the tests of
+the steps so far, and the CI jobs that run them. Commits carry the
+exporter's name and sign-off in place of this stack's trailers.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from stack.upstream.ci import CI_FILES, ci_files
+from stack.upstream.form import (
+    ANY_PLATFORM,
+    is_kernel,
+    is_shim,
+    kernel,
+    package,
+    tidy,
+)
+from stack.base.store import Store, Writer
+from stack.core import history
+from stack.core.errors import UsageError
+from stack.core.process import Runner
+from stack.core.project import Project
+from stack.core.repository import Repository, TreeEntry
+from stack.series.tree import BaseTree, Series, Step, StepTree
+from stack.steptest.material import Support, material_of
+
+_PERSON = re.compile(r"([^<>\n]*[^<>\s]) <([^<>\s]+@[^<>\s]+)>")
+
+
+@dataclass(frozen=True)
+class Person:
+    """The person who exports, and thereby certifies the origin of every commit."""
+
+    name: str
+    email: str
+
+    def __str__(self) -> str:
+        return f"{self.name} <{self.email}>"
+
+    @classmethod
+    def find(cls, project: Project, author: str | None = None) -> "Person":
+        """From `Name <address>`, else from git's configuration.
+
+        Raises:
+            UsageError: neither gives a name and address.
+        """
+        if author is not None:
+            match = _PERSON.fullmatch(author)
+            if match is None:
+                raise UsageError(
+                    f"{author!r} is not `Name <address>`",
+                    hint="xpustack export RELEASE --author 'Name <address>'",
+                )
+            return cls(match[1], match[2])
+        name = history.git_setting(project, "user.name")
+        email = history.git_setting(project, "user.email")
+        if not name or not email:
+            raise UsageError(
+                "git has no user.name and user.email to sign commits off with",
+                path=project.root,
+                hint="git config user.name NAME; git config user.email ADDRESS,"
+                " or --author 'Name <address>'",
+            )
+        return cls(name, email)
+
+
+def upstream_trees(
+    project: Project,
+    store: Store,
+    forms: "UpstreamForms",
+    checked: Series,
+    parent: str,
+    person: Person,
+    assistant: str,
+) -> Series:
+    """The base and the exported tree of each step.
+
+    Args:
+        checked: the tested trees of the series.
+        parent: the commit that the first exported one follows; it has the base's tree
+            and need not be in the store.
+        assistant: the AI tool that commits name as co-author.
+    """
+    base = BaseTree(checked.base.release, parent, checked.base.tree_id)
+    series = Series(base)
+    with store.writing() as writer, store.cache.scratch() as scratch:
+        for tree in checked.steps:
+            before = series.tip
+            writer.read_tree(tree.tree_id)
+            forms.put(writer, tree, scratch)
+            tree_id = writer.write_tree()
+            text = message(tree.step, person, assistant)
+            date = history.last_change_date(project, tree.step.path)
+            commit = writer.commit_tree(tree_id, before.commit, text, str(person), date)
+            changes = writer.changes(before.tree_id, tree_id)
+            changed = tuple(sorted(change.path for change in changes))
+            added = tuple(
+                sorted(change.path for change in changes if change.old is None)
+            )
+            exported = StepTree(tree.step, commit, tree_id, before, changed, added)
+            series = series.followed_by(exported)
+    return series
+
+
+def message(step: Step, person: Person, assistant: str) -> str:
+    """A commit message for upstream: with a sign-off, without this stack's trailers."""
+    trailers = f"Co-authored-by: {assistant}\nSigned-off-by: {person}\n"
+    parts = [step.subject, step.message, trailers]
+    return "\n\n".join(part for part in parts if part)
+
+
+@dataclass
+class UpstreamForms:
+    """Every file of some series in upstream's form, by its path in the tree.
+
+    `tests` maps a step to the files of its test, and `jobs` has the base's CI files.
+    """
+
+    files: Mapping[str, bytes]
+    tests: Mapping[str, tuple[str, ...]]
+    jobs: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls, project: Project, store: Store, every: Sequence[Series]
+    ) -> "UpstreamForms":
+        """The files of series on one base.
+
+        Raises:
+            SeriesError: a file cannot be brought into upstream's form.
+        """
+        base, support = every[0].base, Support.of(project)
+        files: dict[str, bytes] = {}
+        tests: dict[str, tuple[str, ...]] = {}
+        for tree in (tree for series in every for tree in series.steps):
+            test_files = package(material_of(support, tree.step).tests)
+            files |= test_files
+            tests[tree.slug] = tuple(test_files)
+        entries = store.git.files(base.tree_id)
+        for tip in {series.tip.tree_id for series in every}:
+            entries |= store.git.files(tip)
+        kernels, configuration, jobs = _read(store.git, entries)
+        files |= {path: kernel(content) for path, content in kernels.items()}
+        with store.cache.scratch() as scratch:
+            files = tidy(
+                files,
+                configuration,
+                scratch,
+                Runner(),
+                release=base.release.name,
+            )
+        return cls(files, tests, jobs)
+
+    def put(self, writer: Writer, tree: StepTree, scratch: Path) -> None:
+        """Convert the private index, which holds `tree`, to upstream's form."""
+        entries = writer.files(tree.tree_id)
+        wanted = {path for path in self.files if path in entries and is_kernel(path)}
+        for applied in tree.applied:
+            wanted |= set(self.tests[applied.slug])
+        # The base's own empty package files stay as they are.
+        changes = {
+            path: self.files[path]
+            for path in wanted
+            if not (path.endswith("/__init__.py") and path in entries)
+            or is_kernel(path)
+        }
+        changed = {path for applied in tree.applied for path in applied.changed}
+        jobs = ci_files(self.jobs, changed, on_cpu=self._on_cpu(wanted))
+        changes |= {path: text.encode() for path, text in jobs.items()}
+        writer.add(changes, scratch)
+        writer.remove(path for path in entries if is_shim(path))
+
+    def _on_cpu(self, paths: Iterable[str]) -> bool:
+        """Whether one of the files has tests that need no XPU."""
+        names = (path for path in paths if PurePosixPath(path).name.startswith("test_"))
+        return any(ANY_PLATFORM in self.files[path] for path in names)
+
+
+def _read(
+    git: Repository, entries: Mapping[str, TreeEntry]
+) -> tuple[dict[str, bytes], bytes, dict[str, str]]:
+    """The kernels without the shim, ruff's configuration, and the CI files."""
+    paths = [path for path in entries if is_kernel(path) and not is_shim(path)]
+    others = [path for path in ("pyproject.toml", *CI_FILES) if path in entries]
+    blobs = git.blobs(entries[path].blob for path in [*paths, *others])
+    contents = {path: blobs[entries[path].blob] for path in [*paths, *others]}
+    kernels = {path: contents[path] for path in paths}
+    jobs = {path: contents[path].decode() for path in CI_FILES if path in contents}
+    return kernels, contents.get("pyproject.toml", b""), jobs

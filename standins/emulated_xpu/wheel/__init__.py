@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops of vllm-xpu-kernels: the pinned version, its schemas, what computes them."""

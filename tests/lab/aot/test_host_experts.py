@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What experts in the host's memory cost a step, from published shares of hits."""
+
+from itertools import pairwise
+
+import pytest
+
+from lab.aot.costs import host_experts
+from lab.aot.costs.host_experts import Slots
+from lab.aot.costs.model import devices
+from lab.aot.costs.step import Split
+from lab.memory import FLASH
+
+GIB = 1 << 30
+(B70,) = (device for device in devices() if device.name == "Arc Pro B70")
+ONE = Split(B70, 1)
+
+
+def test_hits_are_the_published_ones():
+    for count, found in ((32, 0.67), (64, 0.81), (256, 1.0), (300, 1.0)):
+        hits = host_experts.hits(FLASH, Slots(count, 28))
+        assert hits.fast == pytest.approx(found)
+        assert hits.slow == min(1, count / 256)
+
+
+def test_more_slots_never_find_less():
+    found = [host_experts.hits(FLASH, Slots(count, 28)) for count in range(1, 257)]
+    for fewer, more in pairwise(found):
+        assert fewer.fast < more.fast
+        assert fewer.slow < more.slow
+        assert fewer.slow <= fewer.fast
+
+
+def test_a_token_reads_what_it_misses():
+    """Six of 256 experts in each of 43 layers, 3.19 GiB, of which the device has 27."""
+    all_of_a_token = host_experts.read_bytes(FLASH, ONE, FLASH.active)
+    assert all_of_a_token == 43 * 6 * 3 * 4096 * 2048 * (0.5 + 1 / 32)
+    part = host_experts.fetched(FLASH, ONE, Slots(27, 28), 1)
+    assert part.bound == "host link"
+    assert part.milliseconds.fast == pytest.approx(all_of_a_token * 0.435 / 28e6, 1e-2)
+    assert part.milliseconds.slow == pytest.approx(
+        all_of_a_token * (1 - 27 / 256) / 28e6 / 0.9
+    )
+    four = host_experts.fetched(FLASH, Split(B70, 4), Slots(27, 28), 1)
+    assert four.milliseconds.fast == pytest.approx(part.milliseconds.fast / 4)
+    none = host_experts.fetched(FLASH, ONE, Slots(256, 28), 1)
+    assert none.milliseconds.slow == 0
+
+
+def test_a_long_chunk_reads_all_experts():
+    """137 GiB, whatever lies on the device."""
+    part = host_experts.streamed(FLASH, ONE, Slots(64, 28), 8192)
+    assert part.milliseconds.fast * 28e6 / GIB == pytest.approx(137.06, rel=1e-3)

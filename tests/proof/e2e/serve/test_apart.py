@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One server reads prompts and another answers them, over HTTP and NIXL, as a proxy
+asks them; and where they listen."""
+
+import importlib.util
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from proof.e2e.checkpoints.chat import SPECIAL
+from proof.e2e.judging.checks import MARGIN
+from proof.e2e.running.pairs import side_channel
+from proof.e2e.running.server import MODEL, Server
+from proof.e2e.running.serving import Engines
+
+pytestmark = [
+    pytest.mark.newest,
+    pytest.mark.full,
+    pytest.mark.skipif(
+        importlib.util.find_spec("nixl") is None,
+        reason="there is no nixl: run this by `tox -e hosts`",
+    ),
+]
+
+LENGTHS = (20, 191)
+"""Tokens of a prompt within a block of the window, and of one that ends one short of
+three."""
+NEW = 6
+HITS = "vllm:external_prefix_cache_hits_total"
+HERE = ("127.0.0.1", "::1")
+
+
+def server(engines: Engines, release: str, role: str, buffers: str) -> Server:
+    transfer = {
+        "kv_connector": "NixlConnector",
+        "kv_role": role,
+        "kv_buffer_device": buffers,
+    }
+    return Server(
+        engines,
+        release,
+        *("--kv-transfer-config", json.dumps(transfer)),
+        *("--host", "127.0.0.1"),
+        environment=side_channel(),
+    )
+
+
+@pytest.fixture(params=["xpu", "cpu"])
+def pair(
+    request: pytest.FixtureRequest, engines: Engines, release: str
+) -> Iterator[tuple[Server, Server]]:
+    """A server that reads and one that answers."""
+    with (
+        server(engines, release, "kv_producer", request.param) as reads,
+        server(engines, release, "kv_consumer", request.param) as answers,
+    ):
+        yield reads.wait(), answers.wait()
+
+
+def ask(server: Server, prompt: list[int], new: int, **transfer: Any) -> Any:
+    more = {"kv_transfer_params": transfer} if transfer else {}
+    return server.client.completions.create(
+        model=MODEL,
+        prompt=prompt,
+        max_tokens=new,
+        temperature=0.0,
+        logprobs=2,
+        extra_body={"ignore_eos": True, "return_token_ids": True, **more},
+    )
+
+
+def apart(reads: Server, answers: Server, prompt: list[int], new: int) -> Any:
+    """As a proxy asks: the one for the prompt's pages, then the other with where they
+    are."""
+    read = ask(reads, prompt, 1, do_remote_decode=True, do_remote_prefill=False)
+    return ask(answers, prompt, new, **read.kv_transfer_params)
+
+
+def check_same_tokens(answer: Any, whole: Any) -> None:
+    """Up to one of which the whole answer was not sure: a prompt's last token, computed
+    on its own, rounds in another way."""
+    ours, theirs = answer.choices[0], whole.choices[0]
+    for place, (token, other) in enumerate(
+        zip(ours.token_ids, theirs.token_ids, strict=True)
+    ):
+        if token != other:
+            first, second = sorted(theirs.logprobs.top_logprobs[place].values())[-2:]
+            assert abs(first - second) <= MARGIN, (place, token, other)
+            return
+
+
+@pytest.mark.shows("prefill and decode apart, by NIXL", "equal")
+def test_the_one_reads_and_the_other_answers(pair: tuple[Server, Server]) -> None:
+    reads, answers = pair
+    chosen = random.Random(0)
+    for length in LENGTHS:
+        prompt = [chosen.randrange(len(SPECIAL), 900) for _ in range(length)]
+        before = answers.metric(HITS)
+        answer = apart(reads, answers, prompt, NEW)
+        assert answers.metric(HITS) - before == length
+        check_same_tokens(answer, ask(reads, prompt, NEW))
+    for one in pair:
+        elsewhere = [
+            found.laddr
+            for process in [psutil.Process(one.process.pid), *one.children()]
+            for found in process.net_connections("inet")
+            if found.status == psutil.CONN_LISTEN and found.laddr.ip not in HERE
+        ]
+        assert not elsewhere, f"a server listens at {elsewhere}"

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What monitoring reads: `/health`, `/metrics`, and the three probes."""
+
+import pytest
+
+from proof.e2e.running.server import MODEL, Server
+from stack.release import served
+
+pytestmark = pytest.mark.newest
+
+DOCUMENTED = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:request_success_total",
+    "vllm:time_to_first_token_seconds_count",
+    "vllm:e2e_request_latency_seconds_count",
+)
+"""What upstream documents of `/metrics` and a dashboard shows first."""
+
+
+@pytest.mark.shows("/health and /v1/models", "equal")
+def test_health_and_models(server: Server) -> None:
+    assert server.get("/health") == 200
+    (model,) = server.client.models.list().data
+    assert model.id == MODEL
+
+
+@pytest.mark.shows("the health check of the images", "equal")
+def test_the_health_check_of_the_images_and_a_canary_find_it_sound(
+    server: Server,
+) -> None:
+    asked = served.Server(server.url)
+    assert served.alive(asked) == f"alive: {server.url}"
+    assert served.ready(asked) == "ready: 0 requests wait, 0 run"
+    assert served.question(asked, twice=True).startswith(f"{MODEL}: ")
+
+
+@pytest.mark.shows("/metrics", "equal")
+def test_metrics_count_what_was_asked(server: Server) -> None:
+    counted = {name: server.metric(name) for name in DOCUMENTED}
+    server.client.completions.create(
+        model=MODEL,
+        prompt=[5, 6, 7],
+        max_tokens=2,
+        temperature=0.0,
+        extra_body={"ignore_eos": True},
+    )
+    now = {name: server.metric(name) for name in DOCUMENTED}
+    more = {name: now[name] - counted[name] for name in DOCUMENTED}
+    assert more["vllm:prompt_tokens_total"] == 3
+    assert more["vllm:generation_tokens_total"] == 2
+    assert more["vllm:request_success_total"] == 1
+    assert more["vllm:time_to_first_token_seconds_count"] == 1
+    assert now["vllm:num_requests_running"] == now["vllm:num_requests_waiting"] == 0

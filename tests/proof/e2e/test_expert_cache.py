@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experts in host memory: the tokens of experts on the device, with few slots there.
+
+The checkpoint's layers have eight experts, of which a token reads four.
+"""
+
+import pytest
+
+from proof.e2e.checkpoints.checkpoint import CHOSEN, FLASH
+from proof.e2e.judging.checks import check_same_tokens
+from proof.e2e.running.serving import Engines, EngineStopped, Job, Prompt
+
+pytestmark = pytest.mark.newest
+
+WAVES = (
+    (Prompt(72, 3, seed=1), Prompt(5, 5, seed=2)),
+    (Prompt(9, 4, seed=3),),
+)
+"""A step of many tokens needs all experts, a step of one as many as there are slots."""
+SIZE = "moe_expert_cache_size"
+RESIDENT = Job("experts on the device", WAVES, (("moe_backend", "triton"),))
+
+
+def cached(slots: int, **others: object) -> Job:
+    name = " ".join((f"{slots} slots of experts", *others))
+    return Job(name, WAVES, ((SIZE, slots), *others.items()))
+
+
+FEW, SIX = cached(CHOSEN), cached(CHOSEN + 2)
+DRAFTS = cached(
+    CHOSEN, speculative_config={"method": "mtp", "num_speculative_tokens": 1}
+)
+TWO_RANKS = cached(CHOSEN, tensor_parallel_size=2)
+REFUSED = {
+    "fewer slots than a token's experts": (
+        cached(CHOSEN - 1),
+        f"--moe-expert-cache-size {CHOSEN - 1} is less than the {CHOSEN} experts of a "
+        f"token: {CHOSEN} is the least that works",
+    ),
+    "sleep": (cached(CHOSEN, enable_sleep_mode=True), "--enable-sleep-mode"),
+    "ranks of whole experts": (
+        cached(CHOSEN, tensor_parallel_size=2, enable_expert_parallel=True),
+        "--enable-expert-parallel",
+    ),
+    "another backend": (
+        cached(CHOSEN, moe_backend="xpu"),
+        "only with MXFP4 experts in Triton on XPU",
+    ),
+    "two places": (
+        cached(CHOSEN, cpu_offload_gb=1.0),
+        "already keeps the experts in host memory",
+    ),
+}
+
+
+@pytest.mark.serves(RESIDENT, FEW, SIX)
+@pytest.mark.parametrize("job", [FEW, SIX], ids=lambda job: job.name)
+def test_few_slots_give_the_same_tokens(
+    job: Job, engines: Engines, release: str
+) -> None:
+    found = engines.serve(release, job)
+    resident = engines.serve(release, RESIDENT)
+    check_same_tokens(found, resident)
+    assert found.answer["logprobs"] == resident.answer["logprobs"]
+    slots = dict(job.engine)[SIZE]
+    assert f"Experts on the device: {slots} of {FLASH.experts} a layer" in found.log
+
+
+@pytest.mark.full
+def test_two_ranks_have_slots_for_their_parts(engines: Engines, release: str) -> None:
+    two = Job(
+        "two ranks, experts there", WAVES, (*RESIDENT.engine, *TWO_RANKS.engine[1:])
+    )
+    found, resident = engines.serve(release, TWO_RANKS), engines.serve(release, two)
+    check_same_tokens(found, resident)
+    assert found.answer["logprobs"] == resident.answer["logprobs"]
+
+
+@pytest.mark.full
+def test_a_draft_has_slots_too(engines: Engines, release: str) -> None:
+    found = engines.serve(release, DRAFTS)
+    check_same_tokens(found, engines.serve(release, RESIDENT))
+    assert found.answer["drafts"]["drafted"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.serves(REFUSED[name][0]))
+        for name in REFUSED
+    ],
+)
+def test_what_does_not_work_is_refused(
+    name: str, engines: Engines, release: str
+) -> None:
+    job, reason = REFUSED[name]
+    with pytest.raises(EngineStopped) as stopped:
+        engines.serve(release, job)
+    assert reason in str(stopped.value)

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A release's own start of the published model holds what the arithmetic says."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from lab import memory
+from proof.e2e.checkpoints import checkpoint, v41
+from proof.e2e.running.serving import Engines, Job, Prompt
+from lab.planner import asked, choices, splits, trial
+from lab.planner.checkpoints import NAMED
+from lab.planner.checkpoints import checkpoint as known
+from lab.planner.splits import Split
+from stack.base.releases import load
+from stack.core.cache import Cache
+from stack.core.errors import InternalError
+from stack.core.project import Project
+
+EIGHT = (Split(8, 1),)
+
+
+def start(
+    engines: Engines, release: str, device: str
+) -> tuple[asked.Asked, trial.Trial]:
+    wanted = asked.Asked(NAMED["flash"], asked.device(device), 8, 131_072, 8)
+    return wanted, run(release, wanted, EIGHT)
+
+
+def on_a_device(device: str) -> pytest.MarkDecorator:
+    """Starts it for the test beside other tests."""
+
+    def begin(engines: Engines, release: str) -> None:
+        engines.begin(start, release, device)
+
+    return pytest.mark.begins(start=begin)
+
+
+def run(release: str, wanted: asked.Asked, only: Sequence[Split] = ()) -> trial.Trial:
+    project = Project.find(Path(__file__).parent)
+    pinned = load(project)[release]
+    return trial.run(project, Cache.default(progress=print), pinned, wanted, only)
+
+
+@pytest.mark.newest
+@on_a_device("max1100")
+def test_weights_are_those_of_the_arithmetic(engines: Engines, release: str) -> None:
+    """Within 0.1 %, as stored or with linear layers in bf16, as the page says."""
+    wanted, tried = engines.begin(start, release, "max1100").result()
+    (choice,) = choices.choices(wanted, tried)
+    (stage,) = choice.attempt.stages
+    forms = [memory.weights(memory.FLASH, 8, widened=wide) for wide in (False, True)]
+    assert any(stage.weights == pytest.approx(form, rel=1e-3) for form in forms)
+    # Of blocks of 256 tokens; the arithmetic leaves out buffers.
+    tokens = memory.room(memory.FLASH, 8, wanted.device)
+    assert 0.6 * tokens < choice.attempt.room * wanted.context < tokens
+
+
+@pytest.mark.newest
+@on_a_device("b60")
+def test_what_does_not_fit_is_refused(engines: Engines, release: str) -> None:
+    wanted, tried = engines.begin(start, release, "b60").result()
+    assert not choices.choices(wanted, tried)
+    (refused,) = tried.attempts
+    room = wanted.usable() - asked.ACTIVATIONS
+    short = [
+        (memory.weights(memory.FLASH, 8, widened=wide) - room) / memory.GIB
+        for wide in (False, True)
+    ]
+    # The arithmetic leaves out buffers: less than a GiB.
+    found = choices.missing(wanted, refused)
+    assert any(0 < found - least < 1 for least in short), (found, short)
+    assert "GiB short on a device" in choices.why(wanted, refused)
+
+
+@pytest.mark.newest
+def test_a_folder_is_planned_as_it_is(release: str, tmp_path: Path) -> None:
+    folder, _ = checkpoint.write(tmp_path)
+    device = asked.device("b50")
+    wanted = asked.Asked(known(str(folder)), device, 1, 512, 4)
+    (choice,) = choices.choices(wanted, run(release, wanted))
+    assert not choice.attempt.stages[0].unset
+    file = folder / "model.safetensors"
+    whole = load_file(file)
+    del whole["layers.1.attn.wkv.scale"]
+    save_file(whole, file)
+    wanted = asked.Asked(known(str(folder)), device, 1, 512, 4)
+    tried = run(release, wanted)
+    assert tried.refused == "the checkpoint has no layers.1.attn.wkv.scale"
+    assert not tried.attempts
+    pinned = load(Project.find(Path(__file__).parent))[release]
+    error = choices.nothing_fits(wanted, pinned, tried)
+    assert error.detail == (f"any split: {tried.refused}",)
+
+
+@pytest.mark.full
+@pytest.mark.newest
+def test_replicas_share_the_experts(release: str, tmp_path: Path) -> None:
+    given = known(str(checkpoint.write(tmp_path)[0])), asked.device("b50")
+    one = asked.Asked(*given, 1, 512, 4)
+    two = asked.Asked(*given, 2, 512, 4, replicas=2, expert_parallel=True)
+    (alone,) = choices.choices(one, run(release, one))
+    (both,) = choices.choices(two, run(release, two))
+    assert both.attempt.name == "TP 1, DP 2, EP"
+    assert both.attempt.fullest.weights < alone.attempt.fullest.weights
+
+
+@pytest.mark.full
+@pytest.mark.newest
+def test_v41_pins_its_tables_in_the_host(release: str, tmp_path: Path) -> None:
+    writer = v41.V41(0)
+    folder, _ = checkpoint.write(tmp_path, writer)
+    given = known(str(folder)), asked.device("b50")
+    wanted = asked.Asked(*given, 1, 512, 4)
+    (choice,) = choices.choices(wanted, run(release, wanted))
+    tables: dict[str, int] = {}
+    for name, tensor in writer.published.items():
+        layer, found, _ = name.partition(".engram.embed.")
+        if found:
+            # Values and scales are one piece.
+            tables[layer] = tables.get(layer, 0) + tensor.nbytes
+    assert choice.attempt.fullest.pinned == sum(
+        1 << (size - 1).bit_length() for size in tables.values()
+    )
+    assert not choice.attempt.stages[0].unset
+    two = asked.Asked(*given, 2, 512, 4, replicas=2)
+    refused, *_ = run(release, two).attempts
+    assert "--data-parallel-size 2 is not tested with V4.1" in refused.refused
+
+
+@pytest.mark.newest
+def test_experts_in_the_host_take_what_a_start_gives_them(release: str) -> None:
+    """43 layers of 256 experts of 12.75 MiB; a start has loaded the weights, and made
+    some of the buffers, when it counts the slots."""
+    flash, device = NAMED["flash"], asked.device("b70")
+    wanted = asked.Asked(flash, device, 1, 8192, 1, host=192)
+    resident, auto, fewer = run(release, wanted, (Split(1, 1),)).attempts
+    assert resident.refused and not resident.slots
+    (stage,) = auto.stages
+    of_all_layers = 43 * 12.75 * (1 << 20)
+    free = wanted.usable() - stage.weights - (4 << 30)
+    assert (
+        (free - stage.buffers) // of_all_layers <= auto.slots <= free // of_all_layers
+    )
+    assert stage.slot_bytes == auto.slots * of_all_layers
+    assert 137 << 30 < stage.pinned < 138 << 30
+    assert fewer.room >= 1
+    assert 6 <= fewer.slots == fewer.moe_expert_cache_size < auto.slots
+    (_, short) = run(release, replace(wanted, host=96), (Split(1, 1),)).attempts
+    assert "137.06 GiB of host memory, of which 96.00 GiB are free" in short.refused
+    assert "41.06 GiB are missing" in short.refused
+
+
+@pytest.mark.newest
+def test_workspaces_of_a_long_context_are_set_aside(release: str) -> None:
+    """Of three requests prefill gathers the keys at once; the first layers of ratio 1
+    have a row for each token."""
+    device, least = asked.device("b70"), asked.ACTIVATIONS
+    found = []
+    for context in (131_072, 1_048_576):
+        wanted = asked.Asked(NAMED["v4.1"], device, 16, context, 1)
+        (choice,) = choices.choices(wanted, run(release, wanted, (Split(8, 2),)))
+        found.append(choice.attempt)
+    short, long = found
+    assert short.fullest.set_aside == least
+    keys = 3 * (1_048_576 + 128 + long.max_num_batched_tokens) * 512 * 2
+    scores = 512 << 20
+    assert 0 < long.fullest.workspaces - keys - scores < 64 << 20
+    assert long.fullest.set_aside == asked.BESIDE_WORKSPACES + long.fullest.workspaces
+
+
+@pytest.mark.full
+@pytest.mark.newest
+@pytest.mark.parametrize("kind", ["v4.1", "flash"])
+def test_a_start_takes_the_workspace_of_its_plan(
+    engines: Engines, release: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As large after its prompts as a plan of the same lengths says."""
+    name, context, chunk = "v4.1" if kind == "v4.1" else "", 512, 64
+    folder = engines.written(name)[0] if name else engines.published
+    monkeypatch.setattr(trial, "CHUNKS", (chunk,))
+    wanted = asked.Asked(known(str(folder)), asked.device("b50"), 1, context, 1)
+    (choice,) = choices.choices(wanted, run(release, wanted))
+    lengths = ("max_model_len", context), ("max_num_batched_tokens", chunk)
+    given = v41.SERVER if name else ()
+    job = Job(
+        f"{kind}, as planned",
+        ((Prompt(70, 2, seed=1),),),
+        (*given, *lengths),
+        checkpoint=name,
+    )
+    planned = choice.attempt.fullest.workspaces - (512 << 20)
+    assert engines.serve(release, job).workspace == planned
+
+
+@pytest.mark.newest
+def test_more_devices_than_a_host_has(release: str) -> None:
+    """24 B60, of which the emulated host has 16, in vLLM's own cut; and 20 in ours."""
+    wanted = asked.Asked(NAMED["flash"], asked.device("b60"), 24, 131_072, 16)
+    (*_, cut) = splits.possible(NAMED["flash"], 20)
+    tried = run(release, wanted, (Split(8, 3), cut))
+    found = {one.attempt.name: one for one in choices.choices(wanted, tried)}
+    assert found["TP 8, PP 3"].serves
+    assert found["TP 1, PP 20"].serves
+    command = choices.serve(wanted, found["TP 1, PP 20"].attempt)
+    assert "VLLM_PP_LAYER_PARTITION=3,2," in command
+    assert " --pipeline-parallel-size 20 " in command
+
+
+@pytest.mark.full
+@pytest.mark.newest
+def test_ten_b60_carry_what_eight_cannot(release: str) -> None:
+    """The search: the hint of a plan that starts nowhere."""
+    wanted = asked.Asked(NAMED["flash"], asked.device("b60"), 8, 131_072, 16)
+    tried = run(release, wanted)
+    assert not any(one.serves for one in choices.choices(wanted, tried))
+    few = choices.fewest(wanted, tried)
+    assert few is not None
+    assert (few.devices, few.name) == (10, "TP 2, PP 5")
+
+
+@pytest.mark.newest
+def test_what_the_planner_lacks_is_its_own_fault(
+    release: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An argument that the engine does not know is none of its refusals."""
+    wanted = asked.Asked(NAMED["flash"], asked.device("b60"), 8, 4096, 1)
+    given = trial.engine(wanted) | {"no_such_argument": 1}
+    monkeypatch.setattr(trial, "engine", lambda _: given)
+    with pytest.raises(InternalError, match="no_such_argument") as caught:
+        run(release, wanted, EIGHT)
+    assert caught.value.exit_code == 70
+    assert "says nothing about whether the model starts" in str(caught.value)
+
+
+@pytest.mark.newest
+def test_splits_that_cannot_be_are_refused_by_the_release(release: str) -> None:
+    """Those that a plan does not start: the rules are the release's."""
+    wanted = asked.Asked(NAMED["flash"], asked.device("b60"), 24, 4096, 1)
+    impossible = (Split(24, 1), Split(16, 1), Split(3, 8), Split(1, 44), Split(1, 16))
+    for one in run(release, wanted, impossible).attempts:
+        assert one.refused, one.name
+        assert not one.stages
+    apart = Split(1, 24, (3, *[2] * 17, *[1] * 6))
+    (refused,) = run(release, wanted, (apart,)).attempts
+    assert "Workers disagree on supported KV cache layouts" in refused.refused
+    v41 = replace(wanted, checkpoint=NAMED["v4.1"])
+    (refused,) = run(release, v41, (Split(8, 3),)).attempts
+    assert "Use VLLM_PP_LAYER_PARTITION so that stages begin" in refused.refused
+
+
+@pytest.mark.newest
+def test_v41_is_cut_where_it_can_be(release: str) -> None:
+    wanted = asked.Asked(NAMED["v4.1"], asked.device("b70"), 24, 131_072, 16)
+    (choice,) = choices.choices(
+        wanted, run(release, wanted, [Split(8, 3, (8, 12, 20))])
+    )
+    assert choice.serves
+    assert choice.attempt.partition == "8,12,20"
+    beginning_at_two = Split(8, 5, (2, 6, 6, 6, 20))
+    (refused,) = run(release, wanted, [beginning_at_two]).attempts
+    assert "Workers disagree on supported KV cache layouts" in refused.refused
+
+
+@pytest.mark.full
+@pytest.mark.newest
+def test_a_configuration_plans_as_its_checkpoint(release: str, tmp_path: Path) -> None:
+    folder, _ = checkpoint.write(tmp_path)
+    device = asked.device("b50")
+    whole = asked.Asked(known(str(folder)), device, 1, 512, 4)
+    (with_weights,) = choices.choices(whole, run(release, whole))
+    (folder / "model.safetensors").unlink()
+    alone = asked.Asked(known(str(folder)), device, 1, 512, 4)
+    (choice,) = choices.choices(alone, run(release, alone))
+    assert choice.attempt.room == with_weights.attempt.room
+    assert choice.attempt.fullest.weights == with_weights.attempt.fullest.weights
+    assert not choice.attempt.fullest.unset
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("kind", ["mtp", "images"])
+def test_drafts_and_images_take_memory(release: str, kind: str) -> None:
+    name, device = {"mtp": ("flash", "b70"), "images": ("vision", "b70")}[kind]
+    plain = asked.Asked(NAMED[name], asked.device(device), 8, 8_192, 4)
+    more = (
+        replace(plain, speculation={"method": "mtp", "num_speculative_tokens": 1})
+        if kind == "mtp"
+        else replace(plain, images=4)
+    )
+    (without,) = choices.choices(plain, run(release, plain, EIGHT))
+    (choice,) = choices.choices(more, run(release, more, EIGHT))
+    assert choice.attempt.fullest.weights > without.attempt.fullest.weights + 5e7
+    assert choice.attempt.room < without.attempt.room

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structure of the tool and of rooms beside it: how many modules a package has, and
+how high they stand."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = (ROOT / "xpustack", ROOT / "proof/on_device/stages", ROOT / "upstream")
+MODULES = 16
+"""The most modules of a package, its `__init__` included."""
+LEVELS = 12
+"""The most modules in a row of which each imports the next. Lower it where you can."""
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {dotted(path): path for package in PACKAGES for path in package.rglob("*.py")}
+
+
+def imported(module: str) -> Iterator[str]:
+    """The modules of these that a module imports, anywhere in its code."""
+    for node in ast.walk(ast.parse(FILES[module].read_text("utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            home = node.module or ""
+            if node.level:
+                home = f"{module.rpartition('.')[0]}.{home}".rstrip(".")
+            inner = [f"{home}.{alias.name}" for alias in node.names]
+            names = [name if name in FILES else home for name in inner]
+        yield from (name for name in names if name in FILES and name != module)
+
+
+@cache
+def highest(module: str) -> tuple[str, ...]:
+    """The longest row of modules of which each imports the next, from this one on."""
+    below = [highest(name) for name in imported(module)]
+    return (module, *max(below, key=len, default=()))
+
+
+def test_the_longest_row_of_imports():
+    row = max(map(highest, FILES), key=len)
+    assert len(row) <= LEVELS, " imports ".join(row)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    sorted({path.parent for path in FILES.values()}),
+    ids=lambda folder: folder.relative_to(ROOT).as_posix(),
+)
+def test_a_package_has_few_modules(folder: Path):
+    assert len(list(folder.glob("*.py"))) <= MODULES
