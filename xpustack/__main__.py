@@ -12,6 +12,9 @@ from typing import Annotated, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
+from stack.core.errors import UsageError, stack_error_of
+from stack.core.history import version
+from stack.terminal.console import EXIT_CODES, answering, complain
 from xpustack.commands import (
     cache,
     check,
@@ -26,9 +29,6 @@ from xpustack.commands import (
     upstream_tests,
     wheels,
 )
-from stack.core.errors import UsageError, stack_error_of
-from stack.core.history import version
-from stack.terminal.console import EXIT_CODES, answering, complain
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "For the deployer": (wheels.build, wheels.verify, plan.plan, device.device),

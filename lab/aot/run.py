@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m lab.aot`: compile every shipped kernel for Intel GPUs and judge the result.
+"""`python -m lab.aot`: compile every shipped kernel for Intel GPUs and judge it.
 
 Upstream's kernels, which nothing judges, are compiled on request: they take as long.
 """

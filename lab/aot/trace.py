@@ -14,6 +14,8 @@ from unittest import mock
 
 import torch
 
+from kernels.xpu_dsv4 import _decode_config
+from kernels.xpu_dsv4.range_prefill import MOST_HEADS
 from lab.aot.calls import cases_attention, cases_experts, cases_indexer, cases_layer
 from lab.aot.calls.cases import cases
 from lab.aot.calls.record import LaunchRecord, record_cases
@@ -37,8 +39,6 @@ from lab.aot.calls.shapes import (
     u8,
 )
 from lab.aot.costs.model import devices
-from kernels.xpu_dsv4 import _decode_config
-from kernels.xpu_dsv4.range_prefill import MOST_HEADS
 
 FLASH = MODELS[0]
 TRACE = 30

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m lab.benchmarks.expert_cache`: a layer of Flash with experts in host memory.
+"""`python -m lab.benchmarks.expert_cache`: a layer whose experts lie in host memory.
 
 Prints what a captured decode step takes: with all experts on the device; with slots for
 a tenth, a quarter and a half of them, on a routing with the locality that was published
@@ -16,7 +16,6 @@ from functools import partial
 import torch
 import triton
 
-from standins.emulated_xpu.on_cuda.device_api import device_view
 from kernels.xpu_dsv4.expert_cache import (
     ExpertCache,
     Weights,
@@ -25,6 +24,7 @@ from kernels.xpu_dsv4.expert_cache import (
     make_expert_cache,
 )
 from kernels.xpu_dsv4.experts import routed_experts
+from standins.emulated_xpu.on_cuda.device_api import device_view
 
 from .device import add_device, describe, take_device
 from .measure import Clock

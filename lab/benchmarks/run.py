@@ -128,7 +128,14 @@ def all_cases(
     competitors: "Competitors", device: torch.device, ops: Sequence[str]
 ) -> Iterator["Case"]:
     """The cases of the ops, decode and prefill first, in case time runs out."""
-    from . import attention, attention_output, compressor, experts, indexer, layer
+    from .cases import (
+        attention,
+        attention_output,
+        compressor,
+        experts,
+        indexer,
+        layer,
+    )
 
     for part in (attention, attention_output, indexer, compressor, layer, experts):
         for case in part.cases(competitors, device):

@@ -219,14 +219,11 @@ class InternalError(StackError):
 
 
 _HOME = Path(__file__).parents[2]
-CHECKOUT = {"on_device", "planner", "upstream"}
-"""What commands import when they are called: no part of the installed tool."""
 
 
 def stack_error_of(error: Exception) -> StackError:
     """The error to report for an exception: itself if it is one of ours; an `OSError`
-    is a problem of the machine, what only a checkout has is missing by the way the tool
-    was called, and everything else is a fault of the tool itself."""
+    is a problem of the machine, and everything else is a fault of the tool itself."""
     if isinstance(error, StackError):
         return error
     frames = traceback.extract_tb(error.__traceback__)
@@ -240,14 +237,6 @@ def stack_error_of(error: Exception) -> StackError:
             path=path,
             detail=[f"asked at {place}"],
             hint=f"ls -ld {shlex.quote(str(path))}" if path else "df -h; ulimit -a",
-        )
-    # A folder of that name may lie where the command is called.
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    lacks = (missing or "").partition(".")[0]
-    if lacks in CHECKOUT:
-        return UsageError(
-            f"the command needs {lacks}, which is not installed",
-            hint="bin/xpustack with the same words, in the checkout",
         )
     return InternalError(
         f"internal error: {type(error).__name__}: {error}",

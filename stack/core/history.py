@@ -10,14 +10,13 @@ import io
 import tarfile
 import tomllib
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 
 from stack.core.errors import EnvironmentProblem
 from stack.core.git import DATE, Git
 from stack.core.project import Project
 
-_TOOL = "xpustack"
+TOOL = "xpustack"
 
 
 def git_setting(project: Project, key: str) -> str:
@@ -69,12 +68,10 @@ def unpack(project: Project, commit: str, folders: Iterable[Path], place: Path) 
 def version() -> str:
     """`xpustack 0.1.0`, and in a git checkout its commit and whether files changed."""
     home = Path(__file__).parents[2]
-    described = home / "pyproject.toml"
-    if not described.is_file():
-        return f"{_TOOL} {metadata.version(_TOOL)}"
-    number = tomllib.loads(described.read_text("utf-8"))["project"]["version"]
+    described = (home / "pyproject.toml").read_text("utf-8")
+    number = tomllib.loads(described)["project"]["version"]
     commit = current_commit(Project(home))
-    return f"{_TOOL} {number} ({commit})" if commit else f"{_TOOL} {number}"
+    return f"{TOOL} {number} ({commit})" if commit else f"{TOOL} {number}"
 
 
 def _ask(project: Project, *words: str, users: bool = False) -> str:

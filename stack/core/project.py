@@ -50,7 +50,7 @@ class Project:
 
     @property
     def emulation(self) -> Path:
-        return self.root / "emulated_xpu"
+        return self.root / "standins"
 
     def series_dir(self, release_name: str) -> Path:
         """The folder of a release's series, such as `patches/v0.22.1`."""

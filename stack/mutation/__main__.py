@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m stack.mutation RELEASE STEP...`: plant faults, and name those that survive."""
+"""`python -m stack.mutation RELEASE STEP...`: plant faults; name those that survive."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from stack.mutation.survivors import read_survivors
-from stack.mutation.trial import Trial, planted
 from stack.base import releases
 from stack.checks.checker import Checker
 from stack.core.cache import Cache
 from stack.core.errors import StackError
 from stack.core.project import Project
+from stack.mutation.survivors import read_survivors
+from stack.mutation.trial import Trial, planted
 from stack.series.apply import trees
 from stack.series.order import read_order, require_step
 from stack.series.tree import StepTree
@@ -24,7 +24,9 @@ ALLOWED = "tests/steps/survivors.toml"
 def main(words: list[str] | None = None) -> int:
     """Run the words of a command line; 1 if a fault survives that the list of survivors
     does not allow."""
-    parser = argparse.ArgumentParser(prog="python -m stack.mutation", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m stack.mutation", description=__doc__
+    )
     parser.add_argument("release", help="such as v0.33.0")
     parser.add_argument("steps", nargs="+", metavar="STEP", help="a step's slug")
     parser.add_argument(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from stack.mutation.mutants import Mutant, mutants
 from stack.base.store import Store
 from stack.builds.installed import Build, byte_code_path
 from stack.core.cache import Cache
@@ -18,6 +17,7 @@ from stack.core.errors import CheckFailed
 from stack.core.files import link_or_copy
 from stack.core.process import clean_environment
 from stack.forks.server import Server
+from stack.mutation.mutants import Mutant, mutants
 from stack.series.tree import KERNEL_HOME, Step, StepTree
 from stack.steptest.environment import NOT_COMPILED, vllm_variables
 from stack.steptest.material import PLUGIN, Material

@@ -148,7 +148,7 @@ def _tests_of(steps: Iterable[Step]) -> set[Path]:
 
 def _schemas(project: Project, some: Iterable[Release]) -> set[Path]:
     """The op schemas of the kernels that releases pin."""
-    folder = project.emulation.relative_to(project.root) / "schemas"
+    folder = project.emulation.relative_to(project.root) / "emulated_xpu/schemas"
     return {folder / f"{each.xpu_kernels.version}.txt" for each in some}
 
 

@@ -49,7 +49,8 @@ class NewerKernels:
 
     `known` marks one that needs no action. An older release goes on asking for its
     own version. What is newer than the newest pin's is known once its op schemas are
-    in `standins/emulated_xpu/schemas`: the next release will ask for it or its successor.
+    in `standins/emulated_xpu/schemas`: the next release will ask for it or for its
+    successor.
     """
 
     release: str

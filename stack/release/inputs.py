@@ -107,7 +107,7 @@ def tool() -> dict[str, str]:
     templates = Path(__file__).parent.glob("*.jinja")
     files |= {f"release/{path.name}": path for path in sorted(templates)}
     return {
-        f"xpustack/{name}": sha256_of(path.read_bytes()) for name, path in files.items()
+        f"stack/{name}": sha256_of(path.read_bytes()) for name, path in files.items()
     }
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from xpustack import __name__ as TOOL_NAME
+from stack.core.history import TOOL
 from stack.release.inputs import WheelBuild
 from stack.release.resource import PinnedDistribution, Resource
 
@@ -40,7 +40,7 @@ def sbom(build: WheelBuild) -> str:
         "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMESPACE, build.digest)}",
         "version": 1,
         "metadata": {
-            "tools": {"components": [{"type": "application", "name": TOOL_NAME}]},
+            "tools": {"components": [{"type": "application", "name": TOOL}]},
             "component": {
                 **_vllm(_MAIN, build.version, build.name, build.digest),
                 "pedigree": {

@@ -47,7 +47,9 @@ class Platform:
     ahead: str | None = None
 
 
-XPU = Platform("emulated_xpu", "standins.emulated_xpu.pytest_plugin", "standins.emulated_xpu.ahead")
+XPU = Platform(
+    "emulated_xpu", "standins.emulated_xpu.pytest_plugin", "standins.emulated_xpu.ahead"
+)
 CPU = Platform("plain_cpu", "standins.emulated_xpu.cpu_pytest_plugin")
 
 

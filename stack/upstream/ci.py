@@ -9,9 +9,9 @@ earlier request brought the job, it names more.
 import re
 from collections.abc import Iterable, Mapping
 
-from stack.upstream.form import TEST_HOME
 from stack.core.markdown import rendered
 from stack.series.tree import KERNEL_HOME
+from stack.upstream.form import TEST_HOME
 
 XPU_JOBS = ".buildkite/intel_jobs/kernels_intel.yaml"
 CPU_JOBS = ".buildkite/hardware_tests/cpu.yaml"
@@ -68,7 +68,7 @@ def _new_job(path: str, blocks: list[str]) -> str | None:
         return None
     if path == CPU_JOBS:
         values = {"key": _KEYS[path], "test_home": TEST_HOME}
-        return rendered("upstream", "cpu_job.yaml", values)
+        return rendered("stack.upstream", "cpu_job.yaml", values)
     block, labels = re.subn(r"vLLM IR Tests", "DeepSeek-V4", blocks[0])
     block = re.sub(r"(?m)^(  key: ).*", rf"\1{_KEYS[path]}", block)
     tests = TEST_HOME.removeprefix("tests/")

@@ -11,21 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from stack.upstream.branches import branch_of, require_free, require_room
-from stack.upstream.folder import ExportState, Place, previous_export, write_export
-from stack.upstream.form import is_kernel
-from stack.upstream.labels import RULES, labels
-from stack.upstream.notes import Notes, read_notes
-from stack.upstream.preconditions import (
-    require_checked,
-    require_clean,
-    require_imports,
-    test_commits,
-)
-from stack.upstream.pull_request import PullRequest, title_problem
-from stack.upstream.search import Standings
-from stack.upstream.texts import TEMPLATE, Template, texts
-from stack.upstream.trees import Person, UpstreamForms, upstream_trees
 from stack.base.clone import Clone
 from stack.base.releases import Release
 from stack.base.store import Store
@@ -41,6 +26,21 @@ from stack.series.result import Result
 from stack.series.revision import require_recorded
 from stack.series.static import changed_lines, new_file_lines
 from stack.series.tree import BaseTree, Series
+from stack.upstream.branches import branch_of, require_free, require_room
+from stack.upstream.folder import ExportState, Place, previous_export, write_export
+from stack.upstream.form import is_kernel
+from stack.upstream.labels import RULES, labels
+from stack.upstream.notes import Notes, read_notes
+from stack.upstream.preconditions import (
+    require_checked,
+    require_clean,
+    require_imports,
+    test_commits,
+)
+from stack.upstream.pull_request import PullRequest, title_problem
+from stack.upstream.search import Standings
+from stack.upstream.texts import TEMPLATE, Template, texts
+from stack.upstream.trees import Person, UpstreamForms, upstream_trees
 
 
 @dataclass(frozen=True)

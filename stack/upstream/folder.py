@@ -14,9 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from stack.upstream.branches import bundle, publish
-from stack.upstream.pull_request import PullRequest, requests_rows
-from stack.upstream.trees import Person
 from stack.base.clone import Clone
 from stack.base.releases import Release
 from stack.base.store import Store
@@ -29,6 +26,9 @@ from stack.core.repository import HEADS
 from stack.core.rows import csv_text, read_rows
 from stack.series.tree import BaseTree, Step
 from stack.series.worktree import BASE
+from stack.upstream.branches import bundle, publish
+from stack.upstream.pull_request import PullRequest, requests_rows
+from stack.upstream.trees import Person
 
 REPOSITORY = "repository"
 MAILS = "mails"

@@ -46,7 +46,7 @@ def package(closure: Mapping[str, Path]) -> dict[str, bytes]:
             returns them.
     """
     names = {PurePosixPath(name).parts[0].removesuffix(".py") for name in closure}
-    only_xpu = rendered("upstream", "conftest.py", {})
+    only_xpu = rendered("stack.upstream", "conftest.py", {})
     files = {f"{TEST_HOME}/conftest.py": only_xpu.encode()}
     folder = PurePosixPath(TEST_HOME)
     while str(folder) != "tests":

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from stack.upstream.form import TEST_HOME, upstream_test
-from stack.upstream.search import NO_TIP
 from stack.base.releases import Release
 from stack.checks.checker import Checker, Proof
 from stack.core.cache import Cache
@@ -20,6 +18,8 @@ from stack.steptest.environment import NOT_COMPILED, vllm_variables
 from stack.steptest.material import Material
 from stack.steptest.server import ENVIRONMENT
 from stack.steptest.step_test import IMPORT_IS_THE_DEFECT, LIMIT, XPU, StepTest
+from stack.upstream.form import TEST_HOME, upstream_test
+from stack.upstream.search import NO_TIP
 
 _SHOWN = 12
 

@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stack.upstream.notes import Notes
-from stack.upstream.standing import Standing
 from stack.series.result import Figure, Result
 from stack.series.tree import Step
+from stack.upstream.notes import Notes
+from stack.upstream.standing import Standing
 
 TEXTS = "pull-requests"
 """The folder of the descriptions."""

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from stack.upstream.form import is_kernel
-from stack.upstream.standing import Standing
 from stack.checks.checker import Checker
 from stack.refresh.carry import CarriedStep, Carrier
 from stack.series.overlay import overlay_files
 from stack.series.result import Result
 from stack.series.tree import BaseTree, Series, StepTree, Tree
 from stack.steptest.material import material_of
+from stack.upstream.form import is_kernel
+from stack.upstream.standing import Standing
 
 Slugs = tuple[str, ...]
 NO_TIP = -1

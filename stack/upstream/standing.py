@@ -5,9 +5,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from stack.upstream.form import upstream_test
 from stack.series.result import Result
 from stack.series.tree import Series, StepTree
+from stack.upstream.form import upstream_test
 
 State = Literal["stands", "upstream", "conflict", "waits", "fails"]
 

@@ -9,11 +9,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stack.upstream.form import TEST_HOME
-from stack.upstream.pull_request import TEXTS, PullRequest, requests_rows
 from stack.core.markdown import rendered
 from stack.core.rows import csv_text
 from stack.series.static import LARGE
+from stack.upstream.form import TEST_HOME
+from stack.upstream.pull_request import TEXTS, PullRequest, requests_rows
 
 TEMPLATE = ".github/PULL_REQUEST_TEMPLATE.md"
 _COLLAPSE = 4
@@ -71,7 +71,7 @@ def texts(
 def describe(request: PullRequest, template: Template, base: str) -> str:
     """The Markdown text of one pull request; its first line is the title."""
     values = {"request": request, "template": template, "base": base, "fold": _COLLAPSE}
-    return rendered("upstream", "request.md", values)
+    return rendered("stack.upstream", "request.md", values)
 
 
 def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) -> str:
@@ -89,7 +89,7 @@ def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) 
         "rfc": LARGE,
         "test_home": TEST_HOME,
     }
-    return rendered("upstream", "cover.md", values)
+    return rendered("stack.upstream", "cover.md", values)
 
 
 def _what_next(

@@ -11,6 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from stack.base.store import Store, Writer
+from stack.core import history
+from stack.core.errors import UsageError
+from stack.core.process import Runner
+from stack.core.project import Project
+from stack.core.repository import Repository, TreeEntry
+from stack.series.tree import BaseTree, Series, Step, StepTree
+from stack.steptest.material import Support, material_of
 from stack.upstream.ci import CI_FILES, ci_files
 from stack.upstream.form import (
     ANY_PLATFORM,
@@ -20,14 +28,6 @@ from stack.upstream.form import (
     package,
     tidy,
 )
-from stack.base.store import Store, Writer
-from stack.core import history
-from stack.core.errors import UsageError
-from stack.core.process import Runner
-from stack.core.project import Project
-from stack.core.repository import Repository, TreeEntry
-from stack.series.tree import BaseTree, Series, Step, StepTree
-from stack.steptest.material import Support, material_of
 
 _PERSON = re.compile(r"([^<>\n]*[^<>\s]) <([^<>\s]+@[^<>\s]+)>")
 

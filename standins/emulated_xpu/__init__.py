@@ -20,5 +20,5 @@ op in the pinned vllm-xpu-kernels, and computes in plain torch or raises.
 | `on_cuda` | tensors on an NVIDIA GPU instead, for runs with compiled kernels |
 | `pins`, `schemas` | which version is pinned, and the schemas of each version |
 | `wheel_schemas` | reads schemas out of a wheel |
-| `standins` | the package `vllm_xpu_kernels` that vLLM imports |
+| `packages` | the package `vllm_xpu_kernels` that vLLM imports |
 """

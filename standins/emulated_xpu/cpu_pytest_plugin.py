@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pytest -p standins.emulated_xpu.cpu_pytest_plugin`: tests see vLLM's own CPU platform.
+"""`pytest -p standins.emulated_xpu.cpu_pytest_plugin`: tests see vLLM's CPU platform.
 
 As with the emulated XPU, Triton's kernels are interpreted.
 """

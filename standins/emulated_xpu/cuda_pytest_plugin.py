@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pytest -p standins.emulated_xpu.cuda_pytest_plugin`: tests see vLLM's own CUDA platform, on a
-real GPU, without vLLM's compiled ops.
+"""`pytest -p standins.emulated_xpu.cuda_pytest_plugin`: tests see vLLM's own CUDA
+platform, on a real GPU, without vLLM's compiled ops.
 
 A wheel for XPU does not have these. Triton's kernels are compiled and run. Modules of
 compiled ops are empty, and what asks whether an op of CUTLASS is there hears no. What

@@ -8,13 +8,13 @@ import os
 import sys
 from pathlib import Path
 
-STANDINS = Path(__file__).parent / "standins"
+PACKAGES = Path(__file__).parent / "packages"
 """The folder with the package `vllm_xpu_kernels` that vLLM imports."""
 
 
 def register() -> str:
     """Put the stand-in packages on the path and name the platform's class to vLLM."""
-    _add_stand_ins()
+    _add_packages()
     # Without a driver vLLM has Triton only where no GPU is shown; Ray shows one.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     return "standins.emulated_xpu.platform.EmulatedXpuPlatform"
@@ -22,7 +22,7 @@ def register() -> str:
 
 def register_on_cuda() -> str:
     """The same for an XPU whose tensors live on an NVIDIA GPU."""
-    _add_stand_ins()
+    _add_packages()
     return "standins.emulated_xpu.on_cuda.platform.XpuPathOnCudaPlatform"
 
 
@@ -36,6 +36,6 @@ def register_cuda() -> str:
     return "vllm.platforms.cuda.CudaPlatform"
 
 
-def _add_stand_ins() -> None:
-    if str(STANDINS) not in sys.path:
-        sys.path.insert(0, str(STANDINS))
+def _add_packages() -> None:
+    if str(PACKAGES) not in sys.path:
+        sys.path.insert(0, str(PACKAGES))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pytest -p standins.emulated_xpu.pytest_plugin`: tests see an XPU where there is none.
+"""`pytest -p standins.emulated_xpu.pytest_plugin`: tests see an XPU where none is.
 
 Import it before vllm and triton: on import, vLLM chooses its platform and decides
 whether Triton is real. A process may import it ahead of pytest (PYTEST_DONT_REWRITE).
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from standins.emulated_xpu.plugin import STANDINS
+from standins.emulated_xpu.plugin import PACKAGES
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["TRITON_INTERPRET"] = "1"
@@ -19,9 +19,9 @@ os.environ["VLLM_PLUGINS"] = "emulated_xpu"
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 # vLLM inspects models in a subprocess, which needs the stand-ins as well.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    part for part in (os.environ.get("PYTHONPATH", ""), str(STANDINS)) if part
+    part for part in (os.environ.get("PYTHONPATH", ""), str(PACKAGES)) if part
 )
-sys.path.insert(0, str(STANDINS))
+sys.path.insert(0, str(PACKAGES))
 
 
 def pytest_configure(config: pytest.Config) -> None:

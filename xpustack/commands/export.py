@@ -52,7 +52,6 @@ def export(
         assistant: The AI tool that commits name as co-author.
         bisect: Build and test each exported branch.
     """
-    # What serves upstream is no part of the installed tool.
     from stack.upstream.export import export as write_export
     from stack.upstream.export import standings
     from stack.upstream.folder import known_needs, write_rows

@@ -48,7 +48,6 @@ def plan(
             without.
         link: Gigabytes per second from the host to a device.
     """
-    # The planner is no part of the installed tool.
     import lab.planner.asked as asking
     import lab.planner.choices as choices
     import lab.planner.report as report

@@ -60,7 +60,6 @@ def upstream_tests(
             stay.
         jobs: Files at a time.
     """
-    # What serves upstream is no part of the installed tool.
     import stack.upstream.vllm_tests as vllm_tests
 
     if prepare and read:

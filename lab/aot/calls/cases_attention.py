@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from kernels.xpu_dsv4.range_prefill import MOST_HEADS
 from lab.aot.calls.shapes import (
     CONTEXT,
     GROUP_HEADS,
@@ -27,7 +28,6 @@ from lab.aot.calls.shapes import (
     op,
     pages,
 )
-from kernels.xpu_dsv4.range_prefill import MOST_HEADS
 
 TOPK = max(model.topk for model in MODELS)
 DECODE_LAYERS = (

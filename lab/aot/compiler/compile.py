@@ -36,8 +36,8 @@ from stack.core.errors import StackError
 EXPONENTIALS = ("math.exp", "math.exp2")
 DEVICES = ("pvc", "bmg", "lnl", "ptl")
 SAME_CODE = {"lnl": "bmg"}
-"""Device → the one whose machine code it has: both are Xe2. tests/lab/aot/test_compile.py
-compares what ocloc makes for them."""
+"""Device → the one whose machine code it has: both are Xe2. A test compares what ocloc
+makes for them."""
 FLAGS = {
     "128": "-cl-intel-128-GRF-per-thread",
     "256": "-cl-intel-256-GRF-per-thread",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from kernels.xpu_dsv4._decode_config import decode_config
 from lab.aot.calls import cases_attention, upstream
 from lab.aot.calls.record import Launch, recording
 from lab.aot.calls.shapes import CONTEXT, HEAD_DIM, WINDOW, i32, meta, pages
@@ -27,7 +28,6 @@ from lab.aot.costs.model import (
 )
 from lab.benchmarks.files import ATTENTION, DECODE
 from lab.benchmarks.upstream import importing
-from kernels.xpu_dsv4._decode_config import decode_config
 from stack.core.cache import Cache
 
 RELEASE = "0.33.0"
@@ -264,8 +264,8 @@ def summary(rows: Sequence[Mapping[str, object]]) -> str:
     """
     lines = [
         "**Modelled, not measured** (`lab/aot/costs/model.py`, constants, ranges and"
-        " sources in `lab/aot/devices.toml`): time on the device alone. Host and launches"
-        f" are left out. All rows: [{ROWS}]({ROWS})."
+        " sources in `lab/aot/devices.toml`): time on the device alone. Host and"
+        f" launches are left out. All rows: [{ROWS}]({ROWS})."
     ]
     for op in dict.fromkeys(str(row["op"]) for row in rows):
         of_op = [row for row in rows if row["op"] == op]

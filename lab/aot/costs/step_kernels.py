@@ -11,15 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from kernels.xpu_dsv4._logits import tiles_a_program
+from kernels.xpu_dsv4.range_prefill import MOST_HEADS
 from lab.aot.calls import cases_indexer
 from lab.aot.calls.record import Launch, recording
 from lab.aot.compiler.compile import CompileResult
 from lab.aot.costs.model import Device, Estimate, ends, estimate, launched
 from lab.aot.costs.modelled import Shape, modelled, record
-from lab.aot.costs.step import INDEX_KEY_BYTES, Kernels, Range, operations_per_microsecond
+from lab.aot.costs.step import (
+    INDEX_KEY_BYTES,
+    Kernels,
+    Range,
+    operations_per_microsecond,
+)
 from lab.memory import INDEX_HEAD, WINDOW, Shapes
-from kernels.xpu_dsv4._logits import tiles_a_program
-from kernels.xpu_dsv4.range_prefill import MOST_HEADS
 from stack.core.cache import Cache
 
 Compile = Callable[[Sequence[Launch]], Sequence[CompileResult]]

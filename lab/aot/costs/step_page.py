@@ -207,8 +207,8 @@ def summary(
     ]
     return "\n".join(
         (
-            "**Modelled, not measured** (`lab/aot/costs/step.py`): tokens per second of a"
-            f" server at a context of {CONTEXTS[0]:,} tokens, all requests together."
+            "**Modelled, not measured** (`lab/aot/costs/step.py`): tokens per second of"
+            f" a server at a context of {CONTEXTS[0]:,} tokens, all requests together."
             f" All rows, prefill and {CONTEXTS[1]:,} tokens too: [{SPEED}]({SPEED}).",
             "",
             table(heads, lines),
@@ -269,8 +269,8 @@ def sharing_summary(rows: Sequence[dict[str, object]]) -> str:
     lines = [[*key, *(of[name] for name in bought)] for key, of in cells.items()]
     return "\n".join(
         (
-            "**Modelled, not measured** (`lab/aot/costs/sharing.py`): milliseconds that a"
-            f" prefill chunk of {CHUNK:,} tokens of Flash saves at a context of"
+            "**Modelled, not measured** (`lab/aot/costs/sharing.py`): milliseconds that"
+            f" a prefill chunk of {CHUNK:,} tokens of Flash saves at a context of"
             f" {CONTEXTS[0]:,}, least saving and highest cost to highest saving and"
             " least cost; negative is a loss. All rows, of decode as well, with both"
             f" terms: [{SHARING}]({SHARING}).",

@@ -15,6 +15,7 @@ from kernels.xpu_dsv4.sparse_decode import (
 )
 from kernels.xpu_dsv4.sparse_prefill import xpu_sparse_prefill
 
+from ..workload import OURS, TWO_LAUNCHES, Candidate, Case, Competitors
 from .attention import (
     BLOCK,
     DIM,
@@ -30,7 +31,6 @@ from .attention import (
     random_pages,
 )
 from .layer import rotated
-from ..workload import OURS, TWO_LAUNCHES, Candidate, Case, Competitors
 
 GROUP_HEADS, SCALE_DIMS = 8, 128
 POSITIONS = 4096

@@ -9,10 +9,10 @@ import torch
 
 from kernels.xpu_dsv4.compressor import compress_norm_rope_insert
 
-from .attention import BLOCK, DIM, PAGE, ROPE, TOKEN_BYTES, dequantize
 from ..files import COMPRESSOR
-from .layer import EPS, rotated
 from ..workload import OURS, UPSTREAM, Candidate, Case, Competitors
+from .attention import BLOCK, DIM, PAGE, ROPE, TOKEN_BYTES, dequantize
+from .layer import EPS, rotated
 
 RATIO, STATE_BLOCK = 128, 8
 """Tokens of an entry, and of a block of states."""

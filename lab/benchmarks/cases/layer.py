@@ -10,9 +10,9 @@ import torch
 from kernels.xpu_dsv4.mhc import mhc_post, mhc_pre
 from kernels.xpu_dsv4.qnorm_rope_kv_insert import xpu_qnorm_rope_kv_fp8_insert
 
-from .attention import BLOCK, DIM, NOPE, PAGE, ROPE, TOKEN_BYTES, dequantize
 from ..files import INSERT, MHC
 from ..workload import OURS, SYCL, TORCH, UPSTREAM, Candidate, Case, Competitors
+from .attention import BLOCK, DIM, NOPE, PAGE, ROPE, TOKEN_BYTES, dequantize
 
 EPS = 1e-6
 STREAMS, GATES, SINKHORN = 4, 24, 20

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m lab.benchmarks.cases.one_launch`: each attention kernel once, for compute-sanitizer.
+"""Each attention kernel once, for compute-sanitizer.
 
 Small inputs, 64 heads. Decode has key splits, so its merge runs too. For races:
 
     compute-sanitizer --tool racecheck --racecheck-report all \\
-        --kernel-name kernel_substring=_merge_kernel python3 -m lab.benchmarks.cases.one_launch
+        --kernel-name kernel_substring=_merge_kernel \\
+        python3 -m lab.benchmarks.cases.one_launch
 
 Run initcheck without `--kernel-name`: with it, it reported reads of the pages, which
 torch's kernels had written.

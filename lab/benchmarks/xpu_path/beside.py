@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m lab.benchmarks.xpu_path.beside RESULTS`: V4.1 and V4 Vision on a GPU beside
-the CPU.
+"""`python -m lab.benchmarks.xpu_path.beside RESULTS`: V4.1 and V4 Vision on a GPU,
+beside the CPU.
 
 Serves the prompts of the jobs on the emulated XPU, holds what came back from the GPU to
 the same bounds and tokens, and drafts to the tokens without them. Writes

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m lab.benchmarks.xpu_path.graph_check ORDER RESULT`: a fault that is planted in
-captured graphs, and what vLLM's check of them says, on the GPU.
+"""`python -m lab.benchmarks.xpu_path.graph_check ORDER RESULT`: a fault that is planted
+in captured graphs, and what vLLM's check of them says, on the GPU.
 
 ORDER names the checkpoint, the arguments of `LLM`, the fault, and what the check must
 say; RESULT holds what it said, and the tokens that the engine then gave. Exits with 1

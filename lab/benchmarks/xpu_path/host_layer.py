@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m lab.benchmarks.xpu_path.host_layer ORDER RESULT.json`: what an eager decode
-layer costs the host, on the GPU's machine.
+"""`python -m lab.benchmarks.xpu_path.host_layer ORDER RESULT.json`: what an eager
+decode layer costs the host, on the GPU's machine.
 
 Decode steps of the tiny checkpoint, whose kernels end before the host has the next
 ones. Stand-ins of vllm-xpu-kernels are timed apart: what they launch is not what the
@@ -20,8 +20,8 @@ importlib.import_module(HOME)
 from lab.benchmarks.xpu_path.graph_check import ENGINE  # noqa: E402
 from lab.benchmarks.xpu_path.host_spans import STAND_IN, Spans  # noqa: E402
 from lab.benchmarks.xpu_path.jobs import tokens  # noqa: E402
-from standins.emulated_xpu.wheel.implementations import IMPLEMENTATIONS  # noqa: E402
 from standins.emulated_xpu.on_cuda.forms.table import FORMS  # noqa: E402
+from standins.emulated_xpu.wheel.implementations import IMPLEMENTATIONS  # noqa: E402
 
 COPIES = 2000
 

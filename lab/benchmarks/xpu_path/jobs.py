@@ -87,9 +87,9 @@ SEEN: tuple[tuple[tuple[int, int, int, tuple[Drawn, ...]], ...], ...] = (
     ((150, 3, 13, ((120, 30, 39, 5),)),),
 )
 """Length, new tokens, seed and images of prompts, which have the images of
-`tests/proof/e2e/test_vision.py`. Seeds are such that V4.1's twin is sure of the first two
-tokens of each. The first image has more tokens than the window; of the second wave, a
-text around such an image, tokens alone are kept."""
+`tests/proof/e2e/test_vision.py`. Seeds are such that V4.1's twin is sure of the first
+two tokens of each. The first image has more tokens than the window; of the second wave,
+a text around such an image, tokens alone are kept."""
 VISION = {
     "skip_tokenizer_init": False,
     "max_num_batched_tokens": 176,

@@ -2,8 +2,8 @@
 """`python -m lab.benchmarks.xpu_path.page RESULTS`: write what came back from the GPU.
 
 Reads `flash-*.json` and, where it is there, `eager.pt` and `graphs.pt`, which are
-compared with Hugging Face as in `tests/proof/e2e`, and `streams.pt` and `triton.pt`. Of an
-older release it takes `flash-eager-*.json`. Writes `docs/data/xpu_path.csv` and the
+compared with Hugging Face as in `tests/proof/e2e`, and `streams.pt` and `triton.pt`. Of
+an older release it takes `flash-eager-*.json`. Writes `docs/data/xpu_path.csv` and the
 generated part of `docs/xpu_path.md`.
 """
 

@@ -32,7 +32,7 @@ UNREAD = re.compile(
     r"|nixl_cu13\.libs/(lib(aws|azure|xml2|gusli)|nixl/|ucx/lib(uct_ib|ucx_perftest))"
 )
 """Tables that nothing here reads, and NIXL over what this machine has not: 250 MB."""
-OWN = ("benchmarks", "e2e", "emulated_xpu", "kernels")
+OWN = ("lab", "proof", "standins", "kernels")
 """Folders of this repository to copy."""
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python3 -m lab.benchmarks.xpu_path.run --carried DIR --out DIR [JOB ...]`, on the GPU.
+"""`python3 -m lab.benchmarks.xpu_path.run --carried DIR --out DIR [JOB ...]`, on a GPU.
 
 Unpacks what `prepare` packed, and runs each job in a process of its own, with a time
 limit. A failed job does not stop the others. Needs nothing but Python.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .jobs import JOBS as ON_ONE
 from .jobs import Job
-from .two_gpus import TWO_JOBS
+from .ranks.two_gpus import TWO_JOBS
 
 HERE = Path(__file__).resolve()
 OWN = HERE.parents[3]

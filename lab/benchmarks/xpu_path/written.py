@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m lab.benchmarks.xpu_path.written ORDER RESULT`: `proof.e2e.inside.engine` with a
-checkpoint that is written there: its 38 to 700 MB do not compress."""
+"""`python -m lab.benchmarks.xpu_path.written ORDER RESULT`: `proof.e2e.inside.engine`
+with a checkpoint that is written there: its 38 to 700 MB do not compress."""
 
 import fcntl
 import json

@@ -14,8 +14,8 @@ from triton.runtime import autotuner, interpreter
 
 from proof.e2e.inside import engine_ops  # noqa: F401  (registers what is extended here)
 from standins.emulated_xpu.device_api import Grant
-from standins.emulated_xpu.wheel.implementations import IMPLEMENTATIONS, implements
 from standins.emulated_xpu.ops import flash_attention
+from standins.emulated_xpu.wheel.implementations import IMPLEMENTATIONS, implements
 
 GROUPED_GEMM = "_xpu_C::cutlass_grouped_gemm_interface"
 ATTENTION = "_vllm_fa2_C::varlen_fwd"

@@ -20,9 +20,9 @@ from vllm.forward_context import get_forward_context
 
 from proof.e2e.inside import blocks, sabotage
 from proof.e2e.inside import launches as layer_launches
+from standins import interpreter, interpreter_speed
 from standins.emulated_xpu import registry
 from standins.emulated_xpu.worker import EmulatedXpuWorker
-from standins import interpreter, interpreter_speed
 
 SUBLAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(?:mtp_block\.)?(attn|ffn)$")
 INDEXER = "vllm.model_executor.layers.sparse_attn_indexer"

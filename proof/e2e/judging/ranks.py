@@ -11,10 +11,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from proof.e2e.checkpoints import dspark, mtp
-from proof.e2e.judging.checks import MARGIN, check_attention, check_experts, check_logits
+from proof.e2e.judging.checks import (
+    MARGIN,
+    check_attention,
+    check_experts,
+    check_logits,
+)
 from proof.e2e.judging.drafts import check_drafts, successors
 from proof.e2e.judging.endings import Verdict, ended
-from proof.e2e.running.serving import SHARING, Engines, EngineStopped, Job, Prompt, Served
+from proof.e2e.running.serving import (
+    SHARING,
+    Engines,
+    EngineStopped,
+    Job,
+    Prompt,
+    Served,
+)
 from proof.e2e.twins.twin import Reference, Roundings
 
 FORKED = ("VLLM_WORKER_MULTIPROC_METHOD", "fork")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which release serves which kind of checkpoint: the record that `tests/proof/e2e` writes,
-and the page made of it."""
+"""Which release serves which kind of checkpoint: the record that
+`tests/proof/e2e` writes, and the page made of it."""
 
 import csv
 import io

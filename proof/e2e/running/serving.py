@@ -26,7 +26,6 @@ from proof.e2e.twins.twin import Reference, Twin
 from proof.e2e.twins.v41_draft_twin import V41DraftTwin
 from proof.e2e.twins.v41_twin import V41Twin
 from proof.e2e.twins.vision_twin import VisionTwin
-from standins.emulated_xpu.architectures import ARCHITECTURE, DEFAULT
 from stack.base.releases import Release, load
 from stack.base.store import Store
 from stack.builds.build import build, build_version
@@ -38,6 +37,7 @@ from stack.series.apply import trees
 from stack.series.order import read_order
 from stack.steptest.environment import engine_environment
 from stack.steptest.server import warm_server
+from standins.emulated_xpu.architectures import ARCHITECTURE, DEFAULT
 
 HERE = Path(__file__).parents[1]
 T = TypeVar("T")
@@ -328,7 +328,9 @@ class Engines:
         return found
 
     def _serve(self, release: str, job: Job, patched: bool) -> Served:
-        return Served(job, *self._answer(release, job, patched, "proof.e2e.inside.engine"))
+        return Served(
+            job, *self._answer(release, job, patched, "proof.e2e.inside.engine")
+        )
 
     def _answer(
         self, release: str, job: Job, patched: bool, program: str
@@ -451,7 +453,7 @@ class Engines:
         repository."""
         support = self.work / "support"
         support.mkdir()
-        for folder in (HERE, self.project.emulation, self.project.kernels):
+        for folder in (HERE.parent, self.project.emulation, self.project.kernels):
             (support / folder.name).symlink_to(folder)
         for name in ABSENT:
             (support / f"{name}.py").symlink_to(HERE / "absent.py")

@@ -49,7 +49,9 @@ def diagnose(setup: Setup) -> Outcome:
     target = setup.folder("doctor") / "probe.json"
     target.unlink(missing_ok=True)
     limit = min(PROBE_SECONDS, 60 * setup.minutes)
-    ended = setup.execute("doctor", "proof.on_device.probe", setup.kind, target, limit=limit)
+    ended = setup.execute(
+        "doctor", "proof.on_device.probe", setup.kind, target, limit=limit
+    )
     try:
         setup.probe = json.loads(target.read_text())
     except (OSError, ValueError):

@@ -21,7 +21,13 @@ def compare(setup: Setup) -> Outcome:
     others = str(setup.project.root / ".bench")
     result = "benchmark.json"
     ended, report = _measured(
-        setup, "compare", "lab.benchmarks.run", COMPARE_SHARE, result, "--others", others
+        setup,
+        "compare",
+        "lab.benchmarks.run",
+        COMPARE_SHARE,
+        result,
+        "--others",
+        others,
     )
     if isinstance(ended, Outcome):
         return ended

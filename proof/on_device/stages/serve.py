@@ -95,7 +95,9 @@ def _checks(setup: Setup, checks: list[dict[str, str]]) -> None:
     )
     whole = [p["tokens"] + a for p, a in zip(prompts, eager, strict=True)]
     twin = folder / "checkpoint/twin"
-    references = _answer(setup, "proof.on_device.reference", "texts", whole, twin, share=0.2)
+    references = _answer(
+        setup, "proof.on_device.reference", "texts", whole, twin, share=0.2
+    )
     faults, sure = disagreements(prompts, eager, references)
     check(
         "the tokens are those of Hugging Face's model, where that is sure",
@@ -146,7 +148,12 @@ def _engine(
     model = str(setup.folder("serve") / "checkpoint/published")
     job = {"model": model, "engine": engine, "waves": waves}
     found: dict[str, Any] = _answer(
-        setup, "proof.on_device.engine", name, job, share=0.3, what=f"the engine, {name}"
+        setup,
+        "proof.on_device.engine",
+        name,
+        job,
+        share=0.3,
+        what=f"the engine, {name}",
     )
     return found
 

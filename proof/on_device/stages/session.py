@@ -20,7 +20,7 @@ from stack.core.errors import EnvironmentProblem, command
 from stack.core.fingerprint import digest, files_digest, folder_files
 from stack.core.history import version
 
-_CODE = ("kernels", "benchmarks", "tests/kernels", "e2e", "on_device")
+_CODE = ("kernels", "lab/benchmarks", "tests/kernels", "proof")
 """Folders that decide what a stage gives."""
 _STABLE = ("free memory",)
 """Facts that change from run to run."""

@@ -4,13 +4,13 @@
 import os
 import sys
 
-from standins.emulated_xpu.plugin import STANDINS
+from standins.emulated_xpu.plugin import PACKAGES
 
 os.environ.pop("TRITON_INTERPRET", None)
 os.environ["VLLM_PLUGINS"] = "emulated_xpu_on_cuda"
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 # vLLM inspects models in a subprocess, which needs the stand-ins as well.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    part for part in (os.environ.get("PYTHONPATH", ""), str(STANDINS)) if part
+    part for part in (os.environ.get("PYTHONPATH", ""), str(PACKAGES)) if part
 )
-sys.path.insert(0, str(STANDINS))
+sys.path.insert(0, str(PACKAGES))

@@ -3,7 +3,12 @@
 
 import torch
 
-from standins.emulated_xpu.wheel.formats import E2M1, pack_nibbles, power_of_two_exponent, quotient
+from standins.emulated_xpu.wheel.formats import (
+    E2M1,
+    pack_nibbles,
+    power_of_two_exponent,
+    quotient,
+)
 from standins.emulated_xpu.wheel.implementations import implements
 from standins.emulated_xpu.wheel.pins import kernels_version
 

@@ -8,13 +8,13 @@ this fails.
 
 import torch
 
+from standins.emulated_xpu.pages import all_bytes, entry_places
 from standins.emulated_xpu.wheel.formats import (
     e4m3_codes_without_subnormals,
     next_power_of_two,
     quotient,
 )
 from standins.emulated_xpu.wheel.implementations import implements
-from standins.emulated_xpu.pages import all_bytes, entry_places
 
 NOPE, ROPE, BLOCK = 448, 64, 64
 LARGEST = 448.0

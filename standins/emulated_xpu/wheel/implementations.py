@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which function computes which op. The modules of `standins.emulated_xpu.ops` register here."""
+"""Which function computes which op. The modules of `ops` register here."""
 
 from collections.abc import Callable
 from typing import Any

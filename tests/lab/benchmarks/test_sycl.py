@@ -40,7 +40,7 @@ def printed() -> list[str]:
     """What the program prints where the ops are not installed, and then where they
     are: one process, because its imports take longer than all its calls."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(ROOT / "standins/emulated_xpu/standins")],
+        [sys.executable, "-c", PROGRAM, str(ROOT / "standins/emulated_xpu/packages")],
         cwd=ROOT,
         env={
             **os.environ,

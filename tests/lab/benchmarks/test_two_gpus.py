@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from lab.benchmarks.xpu_path import answers, prepare, rank_sums, two_page
-from lab.benchmarks.xpu_path.rank_sums import BATCH_INVARIANT, COMPILING
-from lab.benchmarks.xpu_path.two_gpus import TWO_JOBS
+from lab.benchmarks.xpu_path import prepare
+from lab.benchmarks.xpu_path.ranks import answers, rank_sums, two_page
+from lab.benchmarks.xpu_path.ranks.rank_sums import BATCH_INVARIANT, COMPILING
+from lab.benchmarks.xpu_path.ranks.two_gpus import TWO_JOBS
 from proof.e2e.judging.transfers import check_pages
 from proof.e2e.running.asked import Asked
 

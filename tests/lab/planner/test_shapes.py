@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from lab.memory import FLASH, PRO, Model
-from proof.e2e.checkpoints import checkpoint
 from lab.planner.checkpoints import NAMED, headers
 from lab.planner.programs import shapes
+from proof.e2e.checkpoints import checkpoint
 
 PUBLISHED = tomllib.loads(Path("tests/proof/e2e/published.toml").read_text())["kinds"]
 TYPES = {dtype: name for name, dtype in shapes.DTYPES.items()}

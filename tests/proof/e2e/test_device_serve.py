@@ -19,7 +19,8 @@ PYTHON = """\
 #!{python}
 import os, sys
 BEGIN = (
-    "import runpy, sys; import standins.emulated_xpu.pytest_plugin, proof.e2e.inside.engine_ops;"
+    "import runpy, sys; import standins.emulated_xpu.pytest_plugin;"
+    "import proof.e2e.inside.engine_ops;"
     "from standins import interpreter, interpreter_speed;"
     "sys.argv = sys.argv[2:]; {repair}; interpreter_speed.speed_up();"
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"

@@ -27,8 +27,8 @@ from proof.e2e.running.report import OWN
 from proof.e2e.running.serving import Engines, Job, Prompt
 from proof.e2e.twins.comparison import attention_errors
 from proof.e2e.twins.twin import Roundings, Twin
-from standins.emulated_xpu.wheel.pins import schemas
 from stack.base.releases import load
+from standins.emulated_xpu.wheel.pins import schemas
 
 V2_SINCE = Version("0.28.0")
 """The first release that chooses the model runner V2 by itself."""

@@ -35,7 +35,8 @@ def test_a_kind_of_checkpoint(
     recorded = checkpoints.recorded(project, release, name)
     assert cell.verdict == recorded.verdict, (
         f"{release}, {form.what}: {found.kind} ({found.why}), but {checkpoints.DATA}"
-        f" has {recorded.verdict} ({recorded.why}); if that is right: pytest tests/proof/e2e"
+        f" has {recorded.verdict} ({recorded.why}); if that is right:"
+        " pytest tests/proof/e2e"
         f" --full --release {release} -k kind_of_checkpoint --write-table"
     )
     if found.kind == "refuses":

@@ -5,7 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from proof.e2e.judging.checks import TIGHT, check_attention, check_same_logprobs, logprobs_of
+from proof.e2e.judging.checks import (
+    TIGHT,
+    check_attention,
+    check_same_logprobs,
+    logprobs_of,
+)
 from proof.e2e.running.serving import Engines, Job, Prompt, Served
 from proof.e2e.twins.comparison import attention_errors
 from proof.e2e.twins.twin import Roundings, Twin

@@ -9,12 +9,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from lab import memory
-from proof.e2e.checkpoints import checkpoint, v41
-from proof.e2e.running.serving import Engines, Job, Prompt
 from lab.planner import asked, choices, splits, trial
 from lab.planner.checkpoints import NAMED
 from lab.planner.checkpoints import checkpoint as known
 from lab.planner.splits import Split
+from proof.e2e.checkpoints import checkpoint, v41
+from proof.e2e.running.serving import Engines, Job, Prompt
 from stack.base.releases import load
 from stack.core.cache import Cache
 from stack.core.errors import InternalError

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from fenced import block
 
+from lab.planner.programs import shapes
 from proof.e2e.checkpoints import checkpoint, dspark, vision
 from proof.e2e.checkpoints.chat import ChatWriter
 from proof.e2e.running.commands import ends
 from proof.e2e.running.recipes import REFUSED, Option, Rule, converted, options, words
 from proof.e2e.running.serving import Engines
-from lab.planner.programs import shapes
 from stack.base.releases import load
 from stack.core.project import Project
 from stack.core.rows import read_rows

@@ -30,13 +30,13 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "docs/data").mkdir(parents=True)
     for name in ("releases.toml", "pyproject.toml", AHEAD_OF_TIME):
         shutil.copy(ROOT / name, root / name)
-    for folder in ("kernels", "aot"):
+    for folder in ("kernels", "lab/aot"):
         shutil.copytree(
             ROOT / folder,
             root / folder,
             ignore=shutil.ignore_patterns("__pycache__", "tuned"),
         )
-    for folder in ("benchmarks", "e2e", "on_device", "tests/kernels"):
+    for folder in ("lab/benchmarks", "proof", "tests/kernels"):
         (root / folder).mkdir(parents=True)
     (root / "docs/devices.md").write_text(
         "# Devices\n\n<!-- devices: begin -->\n<!-- devices: end -->\n"

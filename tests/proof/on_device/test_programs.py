@@ -60,7 +60,7 @@ def test_the_probe_answers_where_there_is_no_device(tmp_path: Path) -> None:
 def test_the_probe_asks_the_kernels_for_the_kind_of_device(
     kernels: str, expected: dict[str, bool]
 ) -> None:
-    path = (ROOT, ROOT / "standins/emulated_xpu/standins")
+    path = (ROOT, ROOT / "standins/emulated_xpu/packages")
     done = subprocess.run(
         [
             *(sys.executable, "-c"),

@@ -19,10 +19,10 @@ from stack.core.errors import Oops
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     """`fingerprint.tool` over a package of three modules: judge → run → git."""
-    package = tmp_path / "xpustack"
+    package = tmp_path / "stack"
     monkeypatch.setattr(fingerprint, "_PACKAGE", package)
     (package / "core").mkdir(parents=True)
-    (package / "judge.py").write_text("from xpustack import run\nLIMIT = 1\n")
+    (package / "judge.py").write_text("from stack import run\nLIMIT = 1\n")
     (package / "run.py").write_text(f'"""Runs."""\n\n{IMPORTS}')
     (package / "core" / "git.py").write_text("id = 1\n")
     (package / "core" / "errors.py").write_text("class Oops(Exception):\n    pass\n")
@@ -42,20 +42,20 @@ def test_recipes_reach_what_they_use() -> None:
 
 def test_imported_code_counts(tool: Tool, tmp_path: Path) -> None:
     before = tool("judge")
-    (tmp_path / "xpustack" / "core" / "git.py").write_text("id = 2\n")
+    (tmp_path / "stack" / "core" / "git.py").write_text("id = 2\n")
     assert tool("judge") != before
 
 
 def test_comments_and_docstrings_do_not_count(tool: Tool, tmp_path: Path) -> None:
     before = tool("judge")
-    path = tmp_path / "xpustack" / "run.py"
+    path = tmp_path / "stack" / "run.py"
     path.write_text(f'"""Runs, as it says."""\n\n# Why.\n{IMPORTS}')
     assert tool("judge") == before
 
 
 def test_messages_do_not_count(tool: Tool, tmp_path: Path) -> None:
     before = tool("judge")
-    path = tmp_path / "xpustack" / "core" / "errors.py"
+    path = tmp_path / "stack" / "core" / "errors.py"
     path.write_text("class Oops(ValueError): ...\n")
     assert tool("judge") == before
 

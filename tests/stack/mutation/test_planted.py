@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tiny_stack import HEADER, VALUE, TinyStack
 
+from stack.core.errors import SeriesError
 from stack.mutation.__main__ import ALLOWED, main
 from stack.mutation.survivors import read_survivors
-from stack.core.errors import SeriesError
 
 STEP = (
     HEADER

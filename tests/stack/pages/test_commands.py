@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from xpustack.__main__ import app
 from stack.core.project import Project
 from stack.pages.made import tables
 from stack.release.ship import COMPANION_FILES
+from xpustack.__main__ import app
 
 ROOT = Path(__file__).parents[3]
 PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md"] + [

@@ -74,9 +74,7 @@ def test_it_names_base_steps_tool_and_machine(
     read = provenance.read(json.dumps(statement).encode())
     assert read.tool == inputs.tool()
     assert read.machine == inputs.machine(Runner())
-    assert (
-        "stack/release/ship.py" in read.tool and read.machine["compiler"] != "none"
-    )
+    assert "stack/release/ship.py" in read.tool and read.machine["compiler"] != "none"
 
 
 def test_it_says_nothing_of_directories_or_time(

@@ -28,11 +28,15 @@ IN_BODY = (
 def run(tiny: TinyStack, tmp_path: Path, source: str, failure="assert 1 == 2"):
     """Test the step of v1.0 with `source` as its module."""
     root = tmp_path / "project"
-    for name in ("emulated_xpu", "kernels"):
+    for name in ("standins/emulated_xpu", "kernels"):
         (root / name).mkdir(parents=True)
         for path in (tiny.project.root / name).iterdir():
             (root / name / path.name).write_bytes(path.read_bytes())
-    for name in ("standins/emulated_xpu/README.md", "standins/emulated_xpu/data.txt", "kernels/spare.py"):
+    for name in (
+        "standins/emulated_xpu/README.md",
+        "standins/emulated_xpu/data.txt",
+        "kernels/spare.py",
+    ):
         (root / name).write_text("")
     (root / "tests/steps").mkdir(parents=True)
     (root / "tests/steps/test_value.py").write_text(source)
@@ -159,7 +163,10 @@ READS_DATA = (
 def test_a_result_counts_while_what_its_run_read_is_the_same(tiny, tmp_path):
     done = run(tiny, tmp_path, READS_DATA)
     assert done.status == "passed", done.detail
-    expected = {"standins/emulated_xpu/pytest_plugin.py", "standins/emulated_xpu/data.txt"}
+    expected = {
+        "standins/emulated_xpu/pytest_plugin.py",
+        "standins/emulated_xpu/data.txt",
+    }
     assert expected <= done.reads.keys()
     project = Project(tmp_path / "project")
     for name, counts in (

@@ -16,15 +16,15 @@ from command_line import invoke
 from cyclopts import Parameter
 from tiny_stack import TinyStack
 
-from xpustack.__main__ import PANELS
 from stack.base import releases
 from stack.checks import run as checks
-from xpustack.commands import cache
 from stack.core import process
 from stack.core.errors import in_tox, meant
 from stack.core.project import Project
 from stack.series.result import Report
 from stack.terminal.console import plain_number
+from xpustack.__main__ import PANELS
+from xpustack.commands import cache
 
 ENVELOPE = {"schema", "command", "ok", "exit_code", "data", "errors"}
 PLAN = ("plan", "v1.0", "--model", "flash", "--device", "b60")

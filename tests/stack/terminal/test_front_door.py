@@ -99,7 +99,7 @@ def test_it_runs_from_any_folder_and_through_a_link(tmp_path: Path):
     python.chmod(0o755)
     (tmp_path / "bin").mkdir()
     shutil.copy(ROOT / DOOR, tmp_path / DOOR)
-    for name in ("xpustack", "pyproject.toml"):
+    for name in ("stack", "xpustack", "pyproject.toml"):
         (tmp_path / name).symlink_to(ROOT / name)
     link = tmp_path / "link"
     link.symlink_to(tmp_path / DOOR)

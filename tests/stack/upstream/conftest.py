@@ -9,8 +9,8 @@ from exports import written
 from stack_fixtures import cloned, small_disk, small_server  # noqa: F401
 from tiny_stack import HEADER, PROVES, TWO, VALUE, TinyStack
 
-from stack.upstream.export import ExportResult
 from stack.checks.run import run
+from stack.upstream.export import ExportResult
 
 THREE = TWO.replace("VALUE = 2", "VALUE = 3")
 HELPED = HEADER + (

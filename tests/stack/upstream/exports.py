@@ -6,9 +6,9 @@ from pathlib import Path
 
 from tiny_stack import TinyStack
 
+from stack.base.releases import Release
 from stack.upstream.export import ExportResult, export
 from stack.upstream.trees import Person
-from stack.base.releases import Release
 
 ME = Person("Me Myself", "me@localhost")
 JOBS = """\

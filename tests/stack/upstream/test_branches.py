@@ -13,14 +13,14 @@ from exports import ME, written
 from fake_stack import git
 from tiny_stack import VALUE
 
-from stack.upstream.export import ExportResult
-from stack.upstream.form import TEST_HOME
 from stack.base import releases
 from stack.base.clone import opened
 from stack.base.store import Store
 from stack.checks.run import run
 from stack.core.errors import CheckFailed, UsageError
 from stack.core.rows import read_rows
+from stack.upstream.export import ExportResult
+from stack.upstream.form import TEST_HOME
 
 STANDS = {
     "clean": "alone",

@@ -10,10 +10,6 @@ from exports import ME, files, written
 from fake_stack import git
 from tiny_stack import HEADER, VALUE, TinyStack
 
-from stack.upstream.export import ExportResult
-from stack.upstream.folder import known_needs
-from stack.upstream.form import TEST_HOME
-from stack.upstream.trees import Person
 from stack.base import releases
 from stack.checks.checker import Checker
 from stack.checks.run import run
@@ -24,6 +20,10 @@ from stack.core.errors import (
     SeriesError,
     UsageError,
 )
+from stack.upstream.export import ExportResult
+from stack.upstream.folder import known_needs
+from stack.upstream.form import TEST_HOME
+from stack.upstream.trees import Person
 
 
 def test_an_export_has_branches_mails_and_texts(exported: ExportResult) -> None:

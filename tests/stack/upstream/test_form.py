@@ -7,11 +7,11 @@ import pytest
 import yaml
 from exports import JOBS, TEMPLATE
 
+from stack.core.errors import SeriesError
+from stack.core.process import Runner
 from stack.upstream import ci
 from stack.upstream.form import TEST_HOME, kernel, package, tidy
 from stack.upstream.texts import Template
-from stack.core.errors import SeriesError
-from stack.core.process import Runner
 
 KERNEL = b"""\
 import torch

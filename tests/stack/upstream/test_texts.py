@@ -5,14 +5,14 @@ import pytest
 from exports import files, written
 from tiny_stack import HEADER, TinyStack
 
-from stack.upstream.export import ExportResult
-from stack.upstream.form import TEST_HOME
-from stack.upstream.texts import Template, describe
 from stack.checks.run import run
 from stack.core.errors import SeriesError, UsageError
 from stack.core.rows import read_rows
 from stack.series.overlay import TRITON_IN_VLLM
 from stack.series.tree import KERNEL_HOME
+from stack.upstream.export import ExportResult
+from stack.upstream.form import TEST_HOME
+from stack.upstream.texts import Template, describe
 
 PYTEST = ".venv/bin/python -m pytest"
 SCALES = (

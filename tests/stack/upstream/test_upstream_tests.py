@@ -9,8 +9,8 @@ import pytest
 from command_line import invoke
 from tiny_stack import HEADER, TWO, VALUE, TinyStack
 
-from stack.upstream.vllm_tests import PACKAGES
 from stack.core.rows import read_rows
+from stack.upstream.vllm_tests import PACKAGES
 
 BASE = {
     "vllm/config.py": HEADER,

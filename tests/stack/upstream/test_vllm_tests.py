@@ -10,6 +10,10 @@ from typing import get_args
 
 import pytest
 
+from stack.base.releases import load
+from stack.core.errors import UsageError
+from stack.core.project import Project
+from stack.core.rows import read_rows
 from stack.upstream.vllm_tests import (
     BOTH,
     PLATFORMS,
@@ -22,11 +26,7 @@ from stack.upstream.vllm_tests import (
     rows_of,
     write_rows,
 )
-from stack.base.releases import load
 from xpustack.commands.upstream_tests import upstream_tests
-from stack.core.errors import UsageError
-from stack.core.project import Project
-from stack.core.rows import read_rows
 
 FILES = {
     "tests/test_from.py": "from vllm.a.layer import x\n",

@@ -12,12 +12,12 @@ import torch
 from own_process import in_own_process
 from test_schemas import wheel
 
-from standins.emulated_xpu import architectures, registry
-from standins.emulated_xpu.wheel import pins
-from standins.emulated_xpu.wheel.wheel_functions import functions_in, numbers_in
 from stack.base.releases import load
 from stack.core.cache import Cache
 from stack.core.project import Project
+from standins.emulated_xpu import architectures, registry
+from standins.emulated_xpu.wheel import pins
+from standins.emulated_xpu.wheel.wheel_functions import functions_in, numbers_in
 
 WHEELS = ("0.1.15.4", "0.1.16.2")
 """Versions that are published as wheels alone."""

@@ -14,9 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from standins.emulated_xpu.wheel.implementations import IMPLEMENTATIONS
 from standins.emulated_xpu.on_cuda import forms
 from standins.emulated_xpu.on_cuda.forms.table import FORMS
+from standins.emulated_xpu.wheel.implementations import IMPLEMENTATIONS
 
 assert forms
 HEADS, DIM = 8, 128

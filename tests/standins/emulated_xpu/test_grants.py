@@ -207,7 +207,7 @@ def targets(statement: ast.stmt) -> Iterator[ast.expr]:
 @pytest.mark.parametrize(
     "file",
     [
-        *sorted((ROOT / "emulated_xpu").glob("*.py")),
+        *sorted((ROOT / "standins/emulated_xpu").glob("*.py")),
         *sorted((ROOT / "standins/emulated_xpu/ops").glob("*.py")),
         ROOT / "proof/e2e/inside/engine_ops.py",
         ROOT / "proof/e2e/inside/recording.py",

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from standins.emulated_xpu.ops.compressor import fused_kv_compress_norm_rope_insert_sparse_attn
 from kernels.reference._quant import block_exponent, e4m3_bytes
+from standins.emulated_xpu.ops.compressor import (
+    fused_kv_compress_norm_rope_insert_sparse_attn,
+)
 
 HEAD, NOPE, ROPE = 512, 448, 64
 STATE_BLOCK, PAGE_TOKENS, STRIDE, SCALES = 8, 5, 576, 8

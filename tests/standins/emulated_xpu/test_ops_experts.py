@@ -4,9 +4,9 @@
 import pytest
 import torch
 
-from standins.emulated_xpu.wheel.formats import mxfp4_to_float
 from standins.emulated_xpu.fused_experts import XpuFusedMoe
 from standins.emulated_xpu.ops import experts
+from standins.emulated_xpu.wheel.formats import mxfp4_to_float
 from standins.emulated_xpu.wheel.pins import OVERRIDE
 
 TOKENS, TOPK, EXPERTS, HIDDEN, WIDTH = 6, 2, 4, 64, 96

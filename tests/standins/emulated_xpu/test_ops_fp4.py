@@ -3,9 +3,9 @@
 
 import torch
 
-from standins.emulated_xpu.ops import fp4
 from kernels.reference._quant import block_exponent, e2m1_nibbles
 from kernels.reference.mqa_logits_mxfp4 import mxfp4_values
+from standins.emulated_xpu.ops import fp4
 
 
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,10 +4,10 @@
 import pytest
 import torch
 
+from kernels.reference import mqa_logits
+from standins.emulated_xpu.ops import indexer
 from standins.emulated_xpu.wheel import pins
 from standins.emulated_xpu.wheel.formats import e2m1_codes
-from standins.emulated_xpu.ops import indexer
-from kernels.reference import mqa_logits
 
 HEADS, DIM, BLOCK = 8, 128, 16
 

@@ -4,8 +4,8 @@
 import pytest
 import torch
 
-from standins.emulated_xpu.wheel.formats import int4_to_float
 from standins.emulated_xpu.ops import int4
+from standins.emulated_xpu.wheel.formats import int4_to_float
 
 ROWS, COLUMNS, DEPTH, GROUP = 5, 7, 96, 32
 

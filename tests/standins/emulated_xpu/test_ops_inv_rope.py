@@ -7,11 +7,11 @@ The ops have no e4m3 subnormals; these codes are held to their own rule.
 import pytest
 import torch
 
+from kernels.reference import inv_rope as reference
 from standins.emulated_xpu.ops.inv_rope import (
     deepseek_inv_rope_bf16,
     deepseek_inv_rope_fp8_quant,
 )
-from kernels.reference import inv_rope as reference
 
 POSITIONS = 37
 

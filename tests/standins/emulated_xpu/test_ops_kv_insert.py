@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from standins.emulated_xpu.wheel.formats import e4m3_codes_without_subnormals
 from standins.emulated_xpu.ops.kv_insert import deepseek_qnorm_rope_kv_insert
+from standins.emulated_xpu.wheel.formats import e4m3_codes_without_subnormals
 
 POSITIONS, EPS = 41, 1e-6
 

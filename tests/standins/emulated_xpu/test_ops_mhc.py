@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from standins.emulated_xpu.ops import mhc
 from kernels.reference import mhc as reference
+from standins.emulated_xpu.ops import mhc
 
 TOKENS, STREAMS, HIDDEN = 3, 4, 96
 EPS = (1e-6, 1e-6, 1e-6)

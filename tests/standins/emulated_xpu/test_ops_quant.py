@@ -4,12 +4,12 @@
 import pytest
 import torch
 
-from standins.emulated_xpu.wheel.formats import next_power_of_two
 from standins.emulated_xpu.ops.quant import (
     dynamic_per_token_scaled_fp8_quant,
     per_token_group_fp8_quant,
     static_scaled_fp8_quant,
 )
+from standins.emulated_xpu.wheel.formats import next_power_of_two
 
 GROUP, LARGEST = 32, 448.0
 

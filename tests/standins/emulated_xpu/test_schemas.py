@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from standins.emulated_xpu.wheel.pins import schemas
-from standins.emulated_xpu.wheel.wheel_schemas import canonical, schemas_by_library, schemas_in
 from stack.base.download import download
 from stack.base.index import PipConfiguration
 from stack.core.cache import Cache
+from standins.emulated_xpu.wheel.pins import schemas
+from standins.emulated_xpu.wheel.wheel_schemas import (
+    canonical,
+    schemas_by_library,
+    schemas_in,
+)
 
 WHEELS = {
     "0.1.15.4": "4ec262f7afdd07c62defc8286dc9f357569627b996c09b410f7972b653696fe7",

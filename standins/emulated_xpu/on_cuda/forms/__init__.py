@@ -2,8 +2,9 @@
 """Stand-ins in a form that stays on the device.
 
 No shape depends on a value, so nothing waits for the device and everything can be
-captured into a graph. A stand-in of `standins.emulated_xpu.ops` that already works like this is
-used unchanged. `tests/standins/emulated_xpu/test_device_forms.py` compares both on the CPU.
+captured into a graph. A stand-in of `standins.emulated_xpu.ops` that already works like
+this is used unchanged. `test_device_forms.py` of the emulation's tests compares both on
+the CPU.
 
 | module | what it holds |
 |---|---|

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from standins.emulated_xpu.wheel.formats import mxfp4_to_float
 from standins.emulated_xpu.on_cuda.forms.products import Key, key_of
 from standins.emulated_xpu.on_cuda.forms.table import device_form
 from standins.emulated_xpu.ops.experts import grouped_gemm_arguments
+from standins.emulated_xpu.wheel.formats import mxfp4_to_float
 
 _dequantized: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
 """Weights `[E, N, K]` in bf16 by place, each with the tensor that keeps its memory."""

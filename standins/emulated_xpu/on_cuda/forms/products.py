@@ -9,9 +9,9 @@ another, and the layer's output is off by 0.3 %.)
 
 import torch
 
-from standins.emulated_xpu.wheel.formats import expanded
 from standins.emulated_xpu.on_cuda.forms.table import device_form
 from standins.emulated_xpu.ops.fp8_gemm import as_matrix, finish
+from standins.emulated_xpu.wheel.formats import expanded
 
 Key = tuple[int, int, tuple[int, ...]]
 _dequantized: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}

@@ -17,9 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
-from .experts import LIMIT, Experts, Layer, Sizes, Step
-from .files import WHEEL_FOLDER
-from .workload import Competitors
+from ..files import WHEEL_FOLDER
+from ..workload import Competitors
+from .experts_layer import LIMIT, Experts, Layer, Sizes, Step
 
 LIBRARY = "vllm/_moe_C_stable_libtorch.abi3.so"
 TRITON_KERNELS = "vllm/third_party"

@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from .jobs import (
+from ..jobs import (
     ANSWERS,
     DECODE_GRAPHS,
     DRAFTS,
@@ -33,6 +33,7 @@ SIXTEEN = {
         "cudagraph_capture_sizes": [1, 2, 4, 8, 16],
     }
 }
+WORKER = "standins.emulated_xpu.on_cuda.worker.XpuPathOnCudaWorker"
 TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 """Two GPUs of one machine."""
 SERVED: dict[str, Any] = {
@@ -73,10 +74,10 @@ def on_second_rank(
     **told: Any,
 ) -> Job:
     """Two ranks, of which the second has a fault in its graphs; what both must say."""
-    worker = "lab.benchmarks.xpu_path.graph_check_ranks.SecondRankWorker"
+    worker = "lab.benchmarks.xpu_path.ranks.graph_check_ranks.SecondRankWorker"
     return Job(
         f"two-graph-check-{name}",
-        program="lab.benchmarks.xpu_path.graph_check_ranks",
+        program="lab.benchmarks.xpu_path.ranks.graph_check_ranks",
         engine={**TWO, **engine, "worker_cls": worker},
         told={"fault": fault, "expected": expected, "tokens": ANSWERS, **told},
         suffix="json",
@@ -130,10 +131,10 @@ def transfer(
     policy = told.pop("policy", "fail")
     return Job(
         f"two-transfer-{name}",
-        program="lab.benchmarks.xpu_path.transfers",
+        program="lab.benchmarks.xpu_path.ranks.transfers",
         told={
             "engine": {
-                "worker_cls": "standins.emulated_xpu.on_cuda.worker.XpuPathOnCudaWorker",
+                "worker_cls": WORKER,
                 **(engine or {}),
             },
             "transfer": {"kv_buffer_device": buffers, "kv_load_failure_policy": policy},
@@ -190,7 +191,7 @@ def timed(name: str, engine: dict[str, Any], told: dict[str, Any]) -> Job:
     engine = {key: value for key, value in engine.items() if value is not None}
     return Job(
         f"two-timed-{name}",
-        program="lab.benchmarks.xpu_path.rank_times",
+        program="lab.benchmarks.xpu_path.ranks.rank_times",
         engine=engine,
         environment=OFF,
         told=told,
@@ -247,7 +248,7 @@ TWO_JOBS = {
     for job in (
         Job(
             "two-sums",
-            program="lab.benchmarks.xpu_path.rank_sums",
+            program="lab.benchmarks.xpu_path.ranks.rank_sums",
             suffix="json",
             limit=120.0,
         ),

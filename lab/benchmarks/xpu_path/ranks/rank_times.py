@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m lab.benchmarks.xpu_path.rank_times ORDER RESULT`: seconds of prompts and of
-decode steps over ranks, and what their experts read from host memory.
+"""`python -m lab.benchmarks.xpu_path.ranks.rank_times ORDER RESULT`: seconds of
+prompts and of decode steps over ranks, and what their experts read from host memory.
 
 A model of Flash's sizes with few layers. Engines of several jobs start together; each
 measures while no other starts or measures.
@@ -20,11 +20,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-importlib.import_module(os.environ.get("E2E_HOME", "standins.emulated_xpu.pytest_plugin"))
+importlib.import_module(
+    os.environ.get("E2E_HOME", "standins.emulated_xpu.pytest_plugin")
+)
 
 from lab.benchmarks.xpu_path.graph_check import ENGINE  # noqa: E402
 
-WORKER = "lab.benchmarks.xpu_path.rank_times_worker.CountedWorker"
+WORKER = "lab.benchmarks.xpu_path.ranks.rank_times_worker.CountedWorker"
 REPEATS = 3
 LOCK = Path("timed")
 FEW = 4

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m lab.benchmarks.xpu_path.transfers ORDER RESULT`: one engine reads prompts and
-another answers them from pages that NIXL brings, on two GPUs.
+"""`python -m lab.benchmarks.xpu_path.ranks.transfers ORDER RESULT`: one engine reads
+prompts and another answers them from pages that NIXL brings, on two GPUs.
 
-RESULT has what `proof.e2e.inside.transfer` finds of each prompt. Exits with 1 if a byte or an
-answer is wrong. With `killed`, the process that reads is killed when the transfer of a
-second prompt begins; what the other then does with it and with a third is in RESULT.
+RESULT has what `proof.e2e.inside.transfer` finds of each prompt. Exits with 1 if a byte
+or an answer is wrong. With `killed`, the process that reads is killed when the transfer
+of a second prompt begins; what the other then does with it and with a third is in RESULT.
 """
 
 import json

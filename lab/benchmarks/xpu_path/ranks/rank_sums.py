@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m lab.benchmarks.xpu_path.rank_sums ORDER RESULT`: step `all-reduce-in-place` on
-two ranks with a real collective library.
+"""`python -m lab.benchmarks.xpu_path.ranks.rank_sums ORDER RESULT`: step
+`all-reduce-in-place` on two ranks with a real collective library.
 
 Each check runs on the tree's own code, and those of its two guards once more on code
 without that guard, where they must fail. Exits with 1 if one ends otherwise. RESULT has

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python3 -m lab.benchmarks.xpu_path.answers RESULTS`: tokens of jobs beside another's.
+"""`python3 -m lab.benchmarks.xpu_path.ranks.answers RESULTS`: tokens of jobs beside
+another's.
 
 Writes `answers.json` from the jobs' recordings, which are large, or reads it where it
 is, and prints for each job how many tokens are those of the job that it is held to, and

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m lab.benchmarks.xpu_path.graph_check_ranks ORDER RESULT`: a fault that is
-planted in the captured graphs of the second of two ranks, on two GPUs.
+"""`python -m lab.benchmarks.xpu_path.ranks.graph_check_ranks ORDER RESULT`: a fault
+that is planted in the captured graphs of the second of two ranks, on two GPUs.
 
 ORDER is that of `graph_check`, and may name a checkpoint as `written` does. Exits with
 1 if a rank's check said something else than expected, if one rank has graphs and the

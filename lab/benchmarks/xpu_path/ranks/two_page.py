@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m lab.benchmarks.xpu_path.two_page RESULTS`: rows of `docs/data/two_gpus.csv`
-from what jobs on two GPUs left. Rows of other jobs stay."""
+"""`python -m lab.benchmarks.xpu_path.ranks.two_page RESULTS`: rows of
+`docs/data/two_gpus.csv` from what jobs on two GPUs left. Rows of other jobs stay."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from stack.pages.made import stamp
 from . import answers, rank_sums
 from .two_gpus import TWO_JOBS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 DATA = ROOT / "docs/data/two_gpus.csv"
 Found = Iterator[tuple[str, str]]
 """What was looked at, and what was found."""
