@@ -4,7 +4,7 @@ prompts and another answers them from pages that NIXL brings, on two GPUs.
 
 RESULT has what `proof.e2e.inside.transfer` finds of each prompt. Exits with 1 if a byte
 or an answer is wrong. With `killed`, the process that reads is killed when the transfer
-of a second prompt begins; what the other then does with it and with a third is in RESULT.
+of a second prompt begins; RESULT has what the other does with it and with a third.
 """
 
 import json
