@@ -82,7 +82,9 @@ def answers(waves: list[list[dict[str, Any]]], kind: str) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> int:
-    program = words[1].removeprefix("on_device.").removeprefix("proof.e2e.checkpoints.")
+    program = (
+        words[1].removeprefix("proof.on_device.").removeprefix("proof.e2e.checkpoints.")
+    )
     calls = os.environ.get("FAKE_CALLS")
     if calls:
         with open(calls, "a") as file:
