@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What monitoring reads: `/health`, `/metrics`, and the three probes."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from proof.e2e.running.server import MODEL, Server
@@ -21,6 +25,7 @@ DOCUMENTED = (
     "vllm:e2e_request_latency_seconds_count",
 )
 """What upstream documents of `/metrics` and a dashboard shows first."""
+DASHBOARD = Path(__file__).parents[4] / "deploy/grafana.json"
 
 
 @pytest.mark.shows("/health and /v1/models", "equal")
@@ -57,3 +62,14 @@ def test_metrics_count_what_was_asked(server: Server) -> None:
     assert more["vllm:request_success_total"] == 1
     assert more["vllm:time_to_first_token_seconds_count"] == 1
     assert now["vllm:num_requests_running"] == now["vllm:num_requests_waiting"] == 0
+
+
+def test_the_dashboard_asks_for_what_is_counted(server: Server) -> None:
+    server.client.completions.create(model=MODEL, prompt=[5, 6], max_tokens=2)
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    texts = [target["expr"] for panel in panels for target in panel["targets"]]
+    for name in {name for text in texts for name in re.findall(r"vllm:\w+", text)}:
+        server.metric(name)
+    labels = {name for text in texts for name in re.findall(r"by \((\w+)\)", text)}
+    shown = server.metrics()
+    assert labels and not [name for name in labels if f'{name}="' not in shown]
