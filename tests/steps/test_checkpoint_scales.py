@@ -6,131 +6,28 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import layout, model_configs, quantizations
+from helpers import layout, quantizations
+from helpers.checkpoint_loader import (
+    E4M3,
+    E8M0,
+    EXPERTS,
+    HIDDEN,
+    LAYERS,
+    LINEARS,
+    SHAPES,
+    Loader,
+    error_of,
+    scale_of,
+    values,
+    weight_of,
+)
 
-HIDDEN, INTER, Q_LORA = 256, 128, 128
-BLOCK, GROUP = 128, 32
-E8M0, E4M3 = torch.float8_e8m0fnu, torch.float8_e4m3fn
-SHAPES = {
-    "attn.wq_a": (Q_LORA, HIDDEN),
-    "attn.wq_b": (layout.HEADS * 512, Q_LORA),
-    "ffn.shared_experts.w2": (HIDDEN, INTER),
-    "ffn.experts.1.w1": (INTER, HIDDEN),
-    "ffn.experts.1.w2": (HIDDEN, INTER),
-}
-LINEARS = [name for name in SHAPES if ".experts." not in name]
-EXPERTS = [name for name in SHAPES if ".experts." in name]
-# The parameter that has the scales; those of w1 and wq_a are its first rows.
-HELD = {
-    "attn.wq_a": ".attn.fused_wqa_wkv.",
-    "attn.wq_b": ".attn.wq_b.",
-    "ffn.shared_experts.w2": ".down_proj.",
-    "ffn.experts.1.w1": ".w13_",
-    "ffn.experts.1.w2": ".w2_",
-}
-# Of each owner: where the checkpoint has a layer, and where the model has it.
-LAYERS = {
-    "model": ("layers.1", "model.layers.1"),
-    "mtp": ("mtp.0", "model.layers.3.mtp_block"),
-}
-if layout.WITH_XPU_FOLDER:
-    LAYERS["dspark"] = ("mtp.0", "model.layers.0")
-DSPARK = {"dspark_target_layer_ids": [1], "dspark_markov_rank": 8, "n_mtp_layers": 1}
-
-Tensors = dict[str, torch.Tensor]
 every_owner = pytest.mark.parametrize("owner", LAYERS)
-
-
-class Loader:
-    """A model of three small layers, or its draft model, and its own loader."""
-
-    def __init__(self, owner: str, expert_dtype: str, kind: str = "") -> None:
-        self._config = model_configs.vllm_config(speculative_tokens=1, quantized=True)
-        self.hf_config = self._config.model_config.hf_config
-        if kind:
-            self.hf_config.quantization_config = PLANTED[kind][0]
-            self._config.quant_config = quantizations.config_of(PLANTED[kind][0])
-        self.hf_config.expert_dtype = expert_dtype
-        self.hf_config.num_hash_layers = 1
-        draft = self._config.speculative_config.draft_model_config
-        draft.hf_config = self.hf_config
-        if owner == "dspark":
-            self.hf_config.update(DSPARK)
-        kinds = {
-            "model": (layout.MODEL, "DeepseekV4ForCausalLM"),
-            "mtp": (layout.MTP, "DeepSeekV4MTP"),
-            "dspark": (getattr(layout, "DSPARK", ""), "DSparkDeepseekV4ForCausalLM"),
-        }
-        module, kind = kinds[owner]
-        utilities = layout.module("vllm.utils.torch_utils")
-        with (
-            model_configs.current(self._config),
-            layout.worker(),
-            utilities.set_default_torch_dtype(torch.bfloat16),
-        ):
-            self._model = getattr(layout.module(module), kind)(
-                vllm_config=self._config, prefix=""
-            )
-
-    def load(self, layer: str, tensors: Tensors) -> str:
-        """Load these tensors of a layer; the error, empty without one."""
-        # A draft model wants to see its layer.
-        tensors = {**tensors, "attn_norm.weight": torch.ones(HIDDEN).bfloat16()}
-        named = ((f"{layer}.{name}", value) for name, value in tensors.items())
-        try:
-            with model_configs.current(self._config):
-                self._model.load_weights(named)
-        except Exception as error:
-            return str(error)
-        return ""
-
-    def parameter(self, name: str) -> torch.Tensor:
-        return dict(self._model.named_parameters())[name].data.cpu()
-
-    def held(self, layer: str, name: str, rows: int) -> torch.Tensor:
-        """The scales that the layer's parameter now has, as float32."""
-        (scale,) = (
-            parameter.data.cpu()
-            for full_name, parameter in self._model.named_parameters()
-            if full_name.startswith(f"{layer}.")
-            and HELD[name] in full_name
-            and "weight_scale" in full_name
-        )
-        return values(scale[1] if name in EXPERTS else scale)[:rows]
 
 
 @functools.cache
 def loader(owner: str, expert_dtype: str = "fp4") -> Loader:
     return Loader(owner, expert_dtype)
-
-
-class NoExperts(torch.nn.Module):
-    """In place of experts: a release may lack those of a quantization before the step
-    that refuses it."""
-
-    use_mega_moe = False
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-
-    def finalize_mega_moe_weights(self) -> None:
-        """Nothing is packed."""
-
-
-def values(scale: torch.Tensor) -> torch.Tensor:
-    """What a scale stands for: a byte e means 2^(e - 127)."""
-    if scale.dtype == torch.float32:
-        return scale
-    return torch.exp2(scale.view(torch.uint8).float() - 127)
-
-
-def scale_of(name: str, expert_dtype: str, dtype: torch.dtype = E8M0) -> torch.Tensor:
-    """Powers of two from 2^-12 to 2^-5, a scale for each block or group."""
-    rows, columns = SHAPES[name]
-    mxfp4 = name in EXPERTS and expert_dtype == "fp4"
-    grid = (rows, columns // GROUP) if mxfp4 else (rows // BLOCK, columns // BLOCK)
-    exponents = torch.arange(grid[0] * grid[1]).view(grid) * 3 % 8 - 12
-    return torch.exp2(exponents.float()).to(dtype)
 
 
 def check_held(owner: str, expert_dtype: str, dtypes: dict[str, torch.dtype]) -> None:
@@ -200,11 +97,6 @@ def test_float32_scales_that_are_no_powers_of_two_beside_fp8_experts() -> None:
     assert torch.equal(held, scale)
 
 
-def weight_of(name: str, dtype: torch.dtype, more: int = 0) -> torch.Tensor:
-    rows, columns = SHAPES[name]
-    return torch.randn(rows + more, columns).to(dtype)
-
-
 Q, X = "attn.wq_b", "ffn.experts.1.w1"
 _SCALE, _FP8_SCALE = scale_of(Q, "fp4"), scale_of(X, "fp8")
 _MXFP4_SCALE, _FLOAT = scale_of(X, "fp4"), scale_of(Q, "fp4", torch.float32)
@@ -250,85 +142,11 @@ def test_refused(case: str) -> None:
     assert named, f"{case} is served, or the error names no tensor: {error!r}"
 
 
-ROWS, COLUMNS = SHAPES[Q]
-_ROW_SCALES, _FP8 = torch.rand(ROWS, 1) + 1, weight_of(Q, E4M3)
-_SIXTEENS = torch.rand(ROWS, COLUMNS // 16).to(E4M3)
-_ZEROS = torch.full((1, ROWS // 8), 0x77777777, dtype=torch.int32)
-# What a server of this kind would read as other values, of the linear layer `Q`.
-WRONG: dict[str, dict[str, torch.Tensor]] = {
-    "FP8 by rows": {
-        "weight": weight_of(Q, torch.float8_e5m2),
-        "weight_scale": _ROW_SCALES * torch.nan,
-    },
-    "FP8 in blocks": {"weight_scale": torch.rand(ROWS // 64, 1)},
-    "NVFP4": {"weight_scale": _SIXTEENS.view(torch.uint8)},
-    "NVFP4 by ModelOpt": {
-        "weight_scale": _SIXTEENS.float(),
-        "weight_scale_2": torch.tensor(torch.nan),
-    },
-    "MXFP4": {"weight_scale": torch.ones(ROWS, COLUMNS // GROUP).to(E8M0)},
-    "MXFP8": {
-        "weight": weight_of(Q, torch.float8_e5m2),
-        "weight_scale": torch.rand(ROWS, COLUMNS // GROUP),
-    },
-    "INT4": {"weight_scale": _ROW_SCALES * torch.inf},
-    "AutoRound": {"qzeros": _ZEROS + 1, "scales": _ROW_SCALES.T.half() * torch.nan},
-    "GPTQ": {"qzeros": _ZEROS - 1, "g_idx": torch.ones(COLUMNS, dtype=torch.int32)},
-    "experts in MXFP4": {"weight": _FP8},
-}
-# Those that this release serves.
-PLANTED = {
-    kind: (described, wrong)
-    for kind, wrong in WRONG.items()
-    for described, served in [quantizations.KINDS[kind]]
-    if served
-}
-
-
-if PLANTED:
-
-    @pytest.mark.parametrize("kind", PLANTED)
-    def test_refused_of_another_quantization(
-        kind: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(layout.module(layout.MODEL), "DeepseekV4MoE", NoExperts)
-        found = Loader("model", "fp4", kind)
-        for leaf, tensor in PLANTED[kind][1].items():
-            error = found.load("layers.1", {f"{Q}.{leaf}": tensor})
-            named = f"layers.1.{Q}.{leaf} " in error
-            assert named, f"{leaf} is served, or the error names no tensor: {error!r}"
-
-
-def error_of(described: dict[str, Any], name: str, tensor: torch.Tensor) -> str:
-    """What is said to a tensor of a checkpoint before it is loaded."""
-    found = "vllm.model_executor.model_loader.deepseek_v4_checkpoint"
-    config = model_configs.hf_config()
-    config.quantization_config = described
-    try:
-        ((given, passed),) = layout.module(found).check_tensors(
-            config, [(name, tensor)]
-        )
-    except ValueError as error:
-        return str(error)
-    assert (given, passed is tensor) == (name, True)
-    return ""
-
-
-OTHERS = [kind for kind in WRONG if kind != "experts in MXFP4"]
-
-
-@pytest.mark.parametrize("layer", [Q, "ffn.experts.1.w2"])
-@pytest.mark.parametrize("kind", OTHERS)
-def test_each_tensor_of_another_quantization(kind: str, layer: str) -> None:
-    described = quantizations.KINDS[kind][0]
-    rows, columns = SHAPES[layer]
-    for leaf, tensor in quantizations.stored(kind, rows, columns).items():
-        name = f"layers.1.{layer}.{leaf}"
-        assert error_of(described, name, tensor) == ""
-        larger = tensor.view(torch.uint8) if tensor.dtype == E4M3 else tensor
-        larger = larger.reshape(-1, *tensor.shape[1:]).repeat_interleave(2, 0)
-        for bad in (tensor.double(), larger.view(tensor.dtype)):
-            assert f"{name} " in error_of(described, name, bad), (leaf, bad.shape)
+def test_fp8_beside_experts_in_mxfp4() -> None:
+    """Only the experts of such a checkpoint are quantized."""
+    described = quantizations.KINDS["experts in MXFP4"][0]
+    name = f"layers.1.{Q}.weight"
+    assert f"{name} " in error_of(described, name, weight_of(Q, E4M3))
 
 
 @pytest.mark.parametrize(
@@ -354,47 +172,16 @@ def test_a_layer_in_bf16_must_be_listed(kept: str, name: str, passes: bool) -> N
 
 @pytest.mark.parametrize(
     ("name", "rows"),
-    [(f"layers.1.{Q}", ROWS), ("layers.1.attn.compressor.wkv", 1024)],
+    [(f"layers.1.{Q}", SHAPES[Q][0]), ("layers.1.attn.compressor.wkv", 1024)],
 )
 def test_more_rows_in_16_bits(name: str, rows: int) -> None:
     """Of a linear layer, and of a ratio-4 layer's compressor; a loader would cut."""
     described = quantizations.KINDS["DeepSeek's own"][0] | {"ignored_layers": [name]}
     name = f"{name}.weight"
-    columns = COLUMNS if Q in name else HIDDEN
+    columns = SHAPES[Q][1] if Q in name else HIDDEN
     given = torch.zeros(rows, columns).bfloat16()
     assert error_of(described, name, given) == ""
     assert f"{name} " in error_of(described, name, torch.cat((given, given)))
-
-
-@pytest.mark.parametrize("group", [COLUMNS, 64])
-def test_columns_in_groups_of_another_size(group: int) -> None:
-    name = f"layers.1.{Q}.g_idx"
-    indices = torch.arange(2 * COLUMNS, dtype=torch.int32) // group
-    described = quantizations.KINDS["GPTQ"][0]
-    assert f"{name} " in error_of(described, name, indices)
-
-
-@pytest.mark.parametrize("size", [64, 256])
-def test_sizes_of_groups_that_nobody_ran(size: int) -> None:
-    other = {"block_structure": [size, size]}
-    by = quantizations.BY_GROUP | {"group_size": size}
-    blocks = quantizations.compressed(8, "float", "block", by, **other)
-    grid = ROWS // size, -(-COLUMNS // size)
-    name = f"layers.1.{Q}.weight_scale"
-    assert f"{name} " in error_of(blocks, name, torch.ones(grid).float())
-
-
-def test_experts_alone_in_nvfp4() -> None:
-    """Those of the model; a draft's stay as DeepSeek publishes them."""
-    described = quantizations.KINDS["DeepSeek's own"][0] | {"moe_quant_algo": "NVFP4"}
-    for leaf, tensor in quantizations.stored(
-        "NVFP4 by ModelOpt", INTER, HIDDEN
-    ).items():
-        name = f"layers.1.{X}.{leaf}"
-        assert error_of(described, name, tensor) == ""
-        assert f"{name} " in error_of(described, name, tensor.double())
-    name = f"layers.1.{X}.scale"
-    assert f"{name} " in error_of(described, name, _MXFP4_SCALE)
 
 
 @pytest.mark.unchanged

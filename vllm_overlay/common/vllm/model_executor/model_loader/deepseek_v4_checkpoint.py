@@ -5,8 +5,7 @@ values.
 
 A parameter takes whatever is copied into it. Exponent bytes become large numbers,
 scales between two powers of two are rounded, and of a tensor that is too large only a
-part is read. So each tensor is compared before that with what DeepSeek publishes, or
-with the layout of the quantization that the checkpoint says it has.
+part is read. So each tensor is compared before that with what DeepSeek publishes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,18 +17,11 @@ import torch
 from vllm.model_executor.layers.quantization.utils.fp8_utils import (
     _upcast_e8m0_to_fp32,
 )
-from vllm.model_executor.model_loader.deepseek_v4_layouts import (
-    BYTES,
-    E4M3,
-    FLOATS,
+from vllm.model_executor.model_loader.deepseek_v4_quantization import (
     NOT_FP8,
-    Layout,
-    check_values,
     is_kept,
     keeps_draft_experts,
     kept_layers,
-    layouts_of,
-    modelopt_nvfp4,
     quantization_of,
 )
 from vllm.utils.math_utils import cdiv
@@ -38,6 +30,8 @@ _FP8_BLOCK = (128, 128)
 _MXFP8_BLOCK = (32, 32)
 _MXFP4_GROUP = (1, 32)
 _ENGRAM_GROUP = (1, 32)
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+E4M3 = torch.float8_e4m3fn
 _E8M0 = torch.float8_e8m0fnu
 _E8M0_NAN = 0xFF
 _MANTISSA_BITS = 23
@@ -51,9 +45,6 @@ _COMPRESSOR = re.compile(
 )
 _TABLE = re.compile(r"^layers\.(\d+)\.engram\.embed\.")
 _BLOCK_OF_TOWER = re.compile(r"^vision\.blocks\.\d+\.")
-# What FP4 packs besides; FP8 of these is not tested.
-_PACKED = re.compile(r"\.(?:compressor\.w(?:kv|gate)|indexer\.weights_proj)\.weight$")
-
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
@@ -65,7 +56,7 @@ def check_tensors(config: Any, weights: Weights) -> Iterator[tuple[str, torch.Te
 
     In the checkpoint a scale is float8_e8m0fnu or float32. All parameters are float32
     with `expert_dtype` "fp8", else float8_e8m0fnu; the loaders view the scales of MXFP4
-    experts as bytes. Scales of other quantizations come out as they are.
+    experts as bytes. Tensors of other quantizations come out as they are.
 
     Args:
         config: The `config.json` of the checkpoint.
@@ -92,7 +83,9 @@ def _checked(
     quantization = quantization_of(config)
     method = quantization.get("quant_method")
     own = method in ("fp8", "deepseek_v4_fp8")
-    layouts = layouts_of(quantization)
+    if quantization and not own and method != "mxfp4":
+        yield from weights
+        return
     published = _Published(config)
     kept = kept_layers(quantization, NOT_FP8)
     converted = bool(quantization.get("moe_quant_algo"))
@@ -107,9 +100,10 @@ def _checked(
             stage = int(name.split(".")[1])
             in_nvfp4 = not keeps_draft_experts(quantization, stage)
         if in_nvfp4:
-            published.check_stored(name, tensor, [modelopt_nvfp4])
-        elif quantized is None or not (own or (method == "mxfp4" and is_expert)):
-            published.check_stored(name, tensor, layouts)
+            yield name, tensor
+            continue
+        if quantized is None or not (own or (method == "mxfp4" and is_expert)):
+            published.check_unquantized(name, tensor)
         elif (
             quantized[2] == "weight"
             and tensor.dtype in FLOATS
@@ -125,8 +119,7 @@ def _checked(
 
 
 class _Published:
-    """What is published under a config: by DeepSeek, with FP8 or MXFP4 experts, and in
-    other layouts."""
+    """What DeepSeek publishes under a config, with FP8 or MXFP4 experts."""
 
     def __init__(self, config: Any) -> None:
         self.has_fp8_experts = getattr(config, "expert_dtype", "fp4") == "fp8"
@@ -169,35 +162,6 @@ class _Published:
             self.shapes["engram.wkv"] = (hidden * (config.hc_mult + 1), columns)
             rows = config.engram_num_embeddings
             self.tables = {layer: (n, width) for layer, n in zip(layers, rows)}
-
-    def check_stored(
-        self, name: str, tensor: torch.Tensor, layouts: list[Layout]
-    ) -> None:
-        """Compare a tensor with the layouts that its layer may have."""
-        quantized, leaf = _QUANTIZED.search(name), name.rpartition(".")[2]
-        shape = self._shape_of(quantized[1]) if quantized else None
-        wanted = [
-            stored
-            for layout in layouts
-            if (stored := layout(*shape or (1, 1)).get(leaf))
-        ]
-        if leaf == "weight":
-            if tensor.dtype in FLOATS and ".experts." not in name:
-                wanted = []
-            elif quantized is None:
-                packed = _PACKED.search(name)
-                wanted = [it for it in wanted if packed and it.dtypes == BYTES]
-        if not wanted:
-            self.check_unquantized(name, tensor)
-            return
-        if not any(it.fits(tensor, shape is not None) for it in wanted):
-            read = " or ".join(map(_called, wanted[0].dtypes))
-            of = f" of {wanted[0].shape}" if shape else ""
-            raise ValueError(
-                f"{name} is {_called(tensor.dtype)} of {tuple(tensor.shape)}; XPU "
-                f"reads {read}{of} there"
-            )
-        check_values(name, tensor)
 
     def check_unquantized(self, name: str, tensor: torch.Tensor) -> None:
         leaf = name.rpartition(".")[2]
