@@ -330,7 +330,8 @@ def container(asked: Asked, attempt: Attempt, release: Release) -> str:
     volume = shlex.quote(f"{asked.checkpoint.folder}:/model:ro")
     return " ".join(
         [
-            "docker run --rm --device /dev/dri --group-add video --group-add render",
+            "docker run --rm --device /dev/dri",
+            '--group-add "$(stat -c %g /dev/dri/renderD128)"',
             "--ipc host --env VLLM_API_KEY --publish 127.0.0.1:8000:8000",
             f"--stop-timeout 30 --volume {volume}",
             *([f"--env {_partition(attempt)}"] if attempt.partition else []),

@@ -40,7 +40,9 @@ def test_it_gives_the_container_what_the_page_gives(service: dict[str, Any]):
     given = words("image", "docker run ")
     pairs = list(pairwise(given))
     groups = [value for flag, value in pairs if flag == "--group-add"]
-    assert groups == service["group_add"]
+    (by_number,) = service["group_add"]
+    assert groups == ["$(stat -c %g /dev/dri/renderD128)"]
+    assert re.fullmatch(r"\$\{RENDER_GROUP:\?.*stat -c %g\}", by_number)
     page = dict(pairs)
     assert [page["--device"]] == service["devices"]
     assert page["--ipc"] == service["ipc"]
