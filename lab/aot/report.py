@@ -26,7 +26,6 @@ TURN = {
     "_prefill_kernel": "BLOCK_N",
     "_dim_lanes_prefill_kernel": "BLOCK_N",
     "_dim_lanes_16_prefill_kernel": "BLOCK_N",
-    "_range_prefill_kernel": "BLOCK_N",
     "_bf16_mla_sparse_kernel": "BLOCK_N",
     "mqa_logits_kernel": "BLOCK_N",
     "paged_mqa_logits_kernel": "BLOCK_N",

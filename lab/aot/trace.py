@@ -15,7 +15,6 @@ from unittest import mock
 import torch
 
 from kernels.xpu_dsv4 import _decode_config
-from kernels.xpu_dsv4.range_prefill import MOST_HEADS
 from lab.aot.calls import cases_attention, cases_experts, cases_indexer, cases_layer
 from lab.aot.calls.cases import cases
 from lab.aot.calls.record import LaunchRecord, record_cases
@@ -96,11 +95,6 @@ def _step(
         "prefill",
         partial(cases_attention.prefill, heads, tokens, compressed + WINDOW),
     )
-    if heads <= MOST_HEADS:
-        yield (
-            "range prefill",
-            partial(cases_attention.range_prefill, heads, tokens, compressed),
-        )
     blocks = draw.randint(1, MOST_BLOCKS)
     # Of a batch's vectors and tables, a chunk of its prefills is a part.
     first = draw.randint(0, 7)
@@ -116,18 +110,6 @@ def _step(
                 f"decode {kind} to FP8",
                 partial(
                     cases_attention.decode, heads, tokens, topk, block, in_fp8=True
-                ),
-            )
-        if heads <= MOST_HEADS:
-            yield (
-                "range prefill to FP8",
-                partial(
-                    cases_attention.range_prefill,
-                    heads,
-                    tokens,
-                    compressed,
-                    in_fp8=True,
-                    first=first,
                 ),
             )
         yield (

@@ -9,8 +9,8 @@ from helpers import reference_attention as reference
 from helpers.attention_batch import NO_SINKS, Batch
 
 TOLERANCE = 4e-3
-COMBINE, RANGES = "combine_topk_swa_indices", "xpu_range_prefill"
-"""Each round calls one of them; the second where a release has it."""
+COMBINE = "combine_topk_swa_indices"
+"""Each round calls it."""
 
 
 def rounds_of(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -18,20 +18,13 @@ def rounds_of(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> int:
     module = layout.prefill_module(batch.layer)
     # An attribute of the layer where a release has layers with other functions.
     owner: Any = batch.layer if hasattr(batch.layer, COMBINE) else module
-    rounds = []
+    combine, rounds = getattr(owner, COMBINE), []
 
-    def count(owner: Any, name: str) -> None:
-        call = getattr(owner, name)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        rounds.append(COMBINE)
+        return combine(*args, **kwargs)
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            rounds.append(name)
-            return call(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, counted)
-
-    count(owner, COMBINE)
-    if hasattr(module, RANGES):
-        count(module, RANGES)
+    monkeypatch.setattr(owner, COMBINE, counted)
     output = batch.forward()
     assert reference.relative(output, batch.expected(NO_SINKS)) < TOLERANCE
     return len(rounds)

@@ -9,7 +9,6 @@ from lab.aot.calls.shapes import SHIPPED, Case, Sizes
 GROUPS: tuple[Callable[[Sizes], Iterator[Case]], ...] = (
     cases_attention.decode_cases,
     cases_attention.prefill_cases,
-    cases_attention.range_prefill_cases,
     cases_attention.unaligned_cases,
     cases_attention.insert_cases,
     cases_attention.v41_insert_cases,

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from kernels.xpu_dsv4.range_prefill import MOST_HEADS
 from lab.aot.calls.shapes import (
     CONTEXT,
     GROUP_HEADS,
@@ -160,40 +159,6 @@ def prefill_cases(sizes: Sizes) -> Iterator[Case]:
         "H8 ratio 4 over rows with gaps",
         lambda: prefill(8, 2048, TOPK + WINDOW, packed=False),
     )
-
-
-def range_prefill(
-    q_heads: int, tokens: int, compressed: int, in_fp8: bool = False, first: int = 0
-) -> None:
-    """Prefill over ranges: `compressed` rows, then those of the window."""
-    op("range_prefill", "xpu_range_prefill")(
-        meta(tokens, q_heads, HEAD_DIM),
-        meta(1, compressed + WINDOW + tokens, HEAD_DIM),
-        meta(first + 2, dtype=i32)[first:],
-        meta(first + 1, dtype=i32)[first:],
-        meta(first + 1, dtype=i32)[first:],
-        window_row=compressed,
-        window_size=WINDOW,
-        compress_ratio=128,
-        sm_scale=HEAD_DIM**-0.5,
-        attn_sink=meta(q_heads, dtype=f32),
-        out=output(q_heads, tokens, in_fp8, first),
-    )
-
-
-def range_prefill_cases(sizes: Sizes) -> Iterator[Case]:
-    """The layers without an indexer, for the few heads that share keys."""
-    for label, count in sizes.heads:
-        if count > MOST_HEADS:
-            continue
-        for tokens in sizes.chunks:
-            for kind, keys in (("window", 0), ("ratio 128", CONTEXT // 128)):
-                for form in output_forms(count):
-                    yield Case(
-                        "range prefill",
-                        f"{label} H{count} {kind} T{tokens}{form}",
-                        partial(range_prefill, count, tokens, keys, bool(form)),
-                    )
 
 
 def unaligned_cases(sizes: Sizes) -> Iterator[Case]:

@@ -37,9 +37,9 @@ KEY_BYTES, ROW_BYTES, PARTIAL_BYTES = 584, 2 * HEAD_DIM, 4 * (HEAD_DIM + 2)
 """Of a key in a page, of a row in bf16, and of a row's partial result."""
 DIM_LANES = "_dim_lanes_prefill_kernel"
 DIM_LANES_16 = "_dim_lanes_16_prefill_kernel"
-LANE_BYTES = {DIM_LANES: 64, DIM_LANES_16: 64, "_range_prefill_kernel": 32}
-"""What is loaded of a cache line at least: by the lanes that read it together, or by a
-2-dim block load, of a row."""
+LANE_BYTES = {DIM_LANES: 64, DIM_LANES_16: 64}
+"""What is loaded of a cache line at least: by the lanes that read it
+together."""
 LINES = {DIM_LANES: 8 * 8, DIM_LANES_16: 2 * 8 * 16}
 """Lines that a sub-group looks up besides, before its loop over keys: eight loads of q
 read of eight heads each, where the second half of the lanes reads what the first does,
@@ -56,7 +56,7 @@ class Shape:
     """One call of attention.
 
     Attributes:
-        op: "decode", "prefill", or "range prefill", whose queries share their keys.
+        op: "decode" or "prefill".
         tokens: queries.
         heads: of a rank.
         keys: per query.
@@ -95,8 +95,7 @@ SHAPES = (
     Shape("prefill", 2048, 8, 640),
     Shape("prefill", 2048, 128, 1152),
     *(
-        Shape(op, 2048, heads, keys)
-        for op in ("prefill", "range prefill")
+        Shape("prefill", 2048, heads, keys)
         for heads in (8, 16)
         for keys in (128, 256, 1152)
     ),
@@ -135,9 +134,6 @@ def _launches(call: Callable[[], None]) -> list[Launch]:
 def _ours(shape: Shape) -> None:
     if shape.op == "prefill":
         cases_attention.prefill(shape.heads, shape.tokens, shape.keys)
-    elif shape.op == "range prefill":
-        compressed = shape.keys - WINDOW
-        cases_attention.range_prefill(shape.heads, shape.tokens, compressed)
     else:
         cases_attention.decode(shape.heads, shape.tokens, shape.keys - WINDOW, 64)
 
@@ -186,12 +182,6 @@ def turns_and_traffic(shape: Shape, launch: Launch) -> tuple[int, float, float]:
             return tiles, traffic + rows * ROW_BYTES, 0
         return math.ceil(tiles / splits), traffic, rows * splits * PARTIAL_BYTES
     if launch.name in ("_prefill_kernel", DIM_LANES, DIM_LANES_16):
-        return tiles, shape.least_traffic(), 0
-    if launch.name == "_range_prefill_kernel":
-        # Of the queries of a tile each has a window of its own.
-        window = WINDOW + math.ceil(constants["BLOCK_M"] / heads) - 1
-        tiles = math.ceil((keys - WINDOW) / constants["BLOCK_N"])
-        tiles += math.ceil(window / constants["BLOCK_N"])
         return tiles, shape.least_traffic(), 0
     if launch.name == "_bf16_mla_sparse_kernel":
         gathered = tokens * keys if shape.op == "decode" else PREFILL_ROWS

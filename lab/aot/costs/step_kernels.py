@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from kernels.xpu_dsv4._logits import tiles_a_program
-from kernels.xpu_dsv4.range_prefill import MOST_HEADS
 from lab.aot.calls import cases_indexer
 from lab.aot.calls.record import Launch, recording
 from lab.aot.compiler.compile import CompileResult
@@ -28,9 +27,6 @@ from lab.memory import INDEX_HEAD, WINDOW, Shapes
 from stack.core.cache import Cache
 
 Compile = Callable[[Sequence[Launch]], Sequence[CompileResult]]
-
-UNCHOSEN = ("window", "ratio128")
-"""Kinds of layers whose keys no indexer chooses."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +49,9 @@ class Load:
     def shapes(self) -> dict[str, Shape]:
         """Calls of attention, by the kind of layer."""
         return {
-            kind: Shape(self._op(kind), self.tokens, self.heads, keys + WINDOW)
+            kind: Shape(self.op, self.tokens, self.heads, keys + WINDOW)
             for kind, keys in self.model.chosen(self.context).items()
         }
-
-    def _op(self, kind: str) -> str:
-        if self.op == "prefill" and kind in UNCHOSEN and self.heads <= MOST_HEADS:
-            return "range prefill"
-        return self.op
 
     def scores(self) -> dict[str, "Scores"]:
         """Calls of indexers, by the kind of layer."""

@@ -126,7 +126,7 @@ def test_a_last_wave_that_is_not_full_costs_a_wave() -> None:
 
 
 def test_turns_come_from_the_launch() -> None:
-    from lab.aot.calls.cases_attention import decode, prefill, range_prefill
+    from lab.aot.calls.cases_attention import decode, prefill
 
     with recording() as launches:
         decode(64, 128, 512, 64)
@@ -140,11 +140,6 @@ def test_turns_come_from_the_launch() -> None:
     # 16 heads or fewer take 32 keys a turn.
     assert turns_and_traffic(Shape("prefill", 2048, 8, 640), launches[-1])[0] == 20
     assert all(traffic > 0 for _, traffic, _ in of_128 + of_1)
-    # Two queries that share a tile see 129 positions: two tiles of 64 and a third.
-    with recording() as ranges:
-        range_prefill(8, 2048, 512)
-    shape = Shape("range prefill", 2048, 8, 640)
-    assert turns_and_traffic(shape, ranges[0])[0] == 8 + 3
     # What a decode leaves for the merge is what the merge takes.
     assert of_1[0][2] == of_1[1][2] > 0
 
