@@ -3,76 +3,28 @@
 
 from typing import Any
 
-from vllm.platforms.cpu import CpuPlatform
-from vllm.platforms.interface import PlatformEnum
+from vllm.platforms.xpu import XPUPlatform
 
 COMPUTE_UNITS = 64
 """Xe cores of one tile of a Data Center Max 1550."""
 
 
-class XpuDecisions(CpuPlatform):
-    """A platform whose `is_xpu()` is true, with the choices of vLLM's XPU platform.
+class XpuDecisions(XPUPlatform):
+    """The release's own XPU platform, but for what it would ask a device.
 
-    The class derives from vLLM's CPU platform, whose process groups run everywhere.
+    `OWN_ANSWERS` lists what this class and those below it answer themselves, and why.
     A subclass says where tensors and memory are.
     """
 
-    _enum = PlatformEnum.XPU
-    device_name = "xpu"
-    device_control_env_var = "ZE_AFFINITY_MASK"
-    ray_device_key = "GPU"
     worker_class = ""
     """The worker that runs here, by its qualified name."""
 
     @classmethod
-    def get_attn_backend_cls(cls, *args: Any, **kwargs: Any) -> str:
-        """The choice of vLLM's own XPU platform."""
-        from vllm.platforms.xpu import XPUPlatform
-
-        backend: str = XPUPlatform.get_attn_backend_cls(*args, **kwargs)
-        return backend
-
-    @classmethod
-    def get_vit_attn_backend(cls, *args: Any, **kwargs: Any) -> Any:
-        """The choice of vLLM's own XPU platform."""
-        from vllm.platforms.xpu import XPUPlatform
-
-        return XPUPlatform.get_vit_attn_backend(*args, **kwargs)
-
-    @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
-        """Apply the decisions of vLLM's own XPU platform, with a worker that runs here.
-
-        CpuPlatform's decisions are left out: they raise the batched tokens to 2,048
-        and turn chunked prefill off, which would change what is under test.
-        """
-        from vllm.platforms.xpu import XPUPlatform
-
         parallel = vllm_config.parallel_config
         if parallel.worker_cls == "auto":
             parallel.worker_cls = cls.worker_class
-        XPUPlatform.check_and_update_config(vllm_config)
-        cls.restore_memory_figures()
-
-    @classmethod
-    def restore_memory_figures(cls) -> None:
-        """Undo what importing XPUPlatform does: it redirects memory queries to an op of
-        the device."""
-        raise NotImplementedError
-
-    @classmethod
-    def update_block_size_for_backend(cls, vllm_config: Any) -> None:
-        """The choice of vLLM's own XPU platform."""
-        from vllm.platforms.xpu import XPUPlatform
-
-        XPUPlatform.update_block_size_for_backend(vllm_config)
-
-    @classmethod
-    def get_default_ir_op_priority(cls, vllm_config: Any) -> Any:
-        """The choice of vLLM's own XPU platform: its fused ops first."""
-        from vllm.platforms.xpu import XPUPlatform
-
-        return XPUPlatform.get_default_ir_op_priority(vllm_config)
+        super().check_and_update_config(vllm_config)
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:
@@ -80,36 +32,25 @@ class XpuDecisions(CpuPlatform):
         return "standins.emulated_xpu.communicator.EmulatedXpuCommunicator"
 
     @classmethod
-    def insert_blocks_to_device(cls, *args: Any, **kwargs: Any) -> None:
-        """As vLLM's own XPU platform copies from the host's buffers."""
-        from vllm.platforms.xpu import XPUPlatform
-
-        XPUPlatform.insert_blocks_to_device(*args, **kwargs)
-
-    @classmethod
-    def swap_out_blocks_to_host(cls, *args: Any, **kwargs: Any) -> None:
-        """As vLLM's own XPU platform copies to the host's buffers."""
-        from vllm.platforms.xpu import XPUPlatform
-
-        XPUPlatform.swap_out_blocks_to_host(*args, **kwargs)
-
-    @classmethod
-    def support_hybrid_kv_cache(cls) -> bool:
-        return True
-
-    @classmethod
-    def get_device_capability(cls, device_id: int = 0) -> None:
-        """An XPU has no compute capability."""
-        return None
-
-    @classmethod
     def num_compute_units(cls, device_id: int = 0) -> int:
         return COMPUTE_UNITS
 
-    @classmethod
-    def supports_fp8(cls) -> bool:
-        return True
 
-    @classmethod
-    def import_kernels(cls) -> None:
-        """Nothing to do: the platform's module imports the stand-ins."""
+OWN_ANSWERS = {
+    "__getattr__": "finds streams and the like in torch.xpu, whatever `device_type` is",
+    "check_and_update_config": "names a worker that runs here, then asks the release",
+    "device_count": "the emulated host's, as its mask shows them",
+    "device_type": "torch's tensors lie on the CPU",
+    "discover_numa_topology": "NIXL asks where `device_type` is cpu: no core set aside",
+    "dispatch_key": "vLLM registers its ops for the tensors' device",
+    "dist_backend": "gloo stands for XCCL, with XCCL's refusals",
+    "get_current_memory_usage": "there is no device memory to use",
+    "get_device_communicator_cls": "the release's own communicator, over gloo",
+    "get_device_name": "the chip's: no driver gives the name of a card",
+    "get_device_total_memory": "the emulated device's",
+    "is_pin_memory_available": "as on an XPU, once a worker has provided it",
+    "num_compute_units": "the emulated device's",
+    "set_device": "the CPU is the device of every rank",
+    "support_static_graph_mode": "a CPU records no graph",
+}
+"""What the emulation answers in place of the release's platforms, and why."""

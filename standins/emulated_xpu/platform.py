@@ -10,7 +10,7 @@ import vllm_xpu_kernels._moe_C
 import vllm_xpu_kernels._xpu_C  # noqa: F401
 from vllm.utils import platform_utils
 
-from standins.emulated_xpu import device_api
+from standins.emulated_xpu import architectures, device_api
 from standins.emulated_xpu.decisions import XpuDecisions
 
 MEMORY = 64 << 30
@@ -18,6 +18,7 @@ MEMORY = 64 << 30
 DEVICES = 16
 """Devices of a host, of which `ZE_AFFINITY_MASK` shows some."""
 
+# After vLLM's own XPU platform, which redirects memory queries to an op of the device.
 device_api.provide()
 
 
@@ -25,22 +26,18 @@ class EmulatedXpuPlatform(XpuDecisions):
     """Tensors, process groups and memory are the CPU's."""
 
     device_type = "cpu"
+    dispatch_key = "CPU"
+    dist_backend = "gloo"
     worker_class = "standins.emulated_xpu.worker.EmulatedXpuWorker"
     pins_memory = False
 
-    @classmethod
-    def restore_memory_figures(cls) -> None:
-        device_api.provide_memory_figures()
-
     def __getattr__(self, key: str) -> Any:
-        """Streams and other names that a platform takes from its device's module."""
         if key.startswith("__"):
             raise AttributeError(key)
         return getattr(torch.xpu, key, None)
 
     @classmethod
     def is_pin_memory_available(cls) -> bool:
-        """As on an XPU, once a worker has provided it."""
         return cls.pins_memory
 
     @classmethod
@@ -55,6 +52,14 @@ class EmulatedXpuPlatform(XpuDecisions):
         platform_utils.is_uva_available.cache_clear()
 
     @classmethod
+    def set_device(cls, device: torch.device) -> None:
+        """Nothing to do."""
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        return f"Intel(R) Graphics [{architectures.chip()}]"
+
+    @classmethod
     def device_count(cls) -> int:
         mask = os.environ.get(cls.device_control_env_var, "")
         return len(mask.split(",")) if mask else DEVICES
@@ -65,9 +70,12 @@ class EmulatedXpuPlatform(XpuDecisions):
 
     @classmethod
     def get_current_memory_usage(cls, device: Any = None) -> float:
-        """Always zero: there is no device memory to use."""
         return 0.0
 
     @classmethod
     def support_static_graph_mode(cls) -> bool:
         return False
+
+    @classmethod
+    def discover_numa_topology(cls) -> list[list[int]]:
+        return []

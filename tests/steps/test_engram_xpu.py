@@ -3,7 +3,6 @@
 by the CPU, and settings that cannot be served."""
 
 import importlib.util
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,32 +12,28 @@ from typing import Any
 import pytest
 import torch
 from helpers import layout, model_configs
+from helpers.cgroups import CACHED, LIMITS, lay_out
+from helpers.engram_hashes import hash_state, multipliers, reference_hash
+from helpers.engram_tables import (
+    COLUMNS,
+    DEAD,
+    DIM,
+    ENGRAM,
+    drawn_ids,
+    engram_layout,
+    expected_rows,
+    filled,
+    looked_up,
+    small_config,
+    table,
+    tables,
+)
 
-ENGRAM = "vllm.models.deepseek_v41.common.engram"
 OWN = f"{ENGRAM}_xpu"
 HOST_MEMORY = "vllm.utils.host_memory"
 CPU_GATHER = "VLLM_XPU_ENGRAM_CPU_GATHER"
-DIM, QUANT_BLOCK = 64, 32
-HEADS, NGRAM = 8, 4
-COLUMNS = HEADS * (NGRAM - 1)
-DEAD = -1
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Containers of one host read the same here, and those of another do not."""
-
-
-def small_config() -> Any:
-    """Tables of so few rows that n-grams collide."""
-    return SimpleNamespace(
-        engram_layer_ids=[1, 2],
-        engram_num_embeddings=[20000, 20000],
-        engram_max_ngram_size=NGRAM,
-        engram_n_heads=HEADS,
-        engram_head_dim=DIM,
-        engram_compressed_vocab_size=7,
-        engram_pad_token_id=0,
-        engram_vocab_size=11,
-        num_hidden_layers=3,
-    )
 
 
 @pytest.fixture
@@ -67,15 +62,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(layout.module(OWN), "PIECE_BYTES", 1 << 18)
 
 
-def tables() -> Any:
-    """The module whose tables lie in host memory: a release that has others there has
-    these in NVIDIA's folder."""
-    for name in ("vllm.models.deepseek_v41.nvidia.engram", ENGRAM):
-        if importlib.util.find_spec(name):
-            return layout.module(name)
-    raise AssertionError("no Engram")
-
-
 def test_a_worker_can_import_it(config: Any) -> None:
     """In a worker, XPU's model runner has put functions in place of classes."""
     spec = tables().__spec__
@@ -86,69 +72,6 @@ def test_a_table_made_by_hand_is_read_by_the_device() -> None:
     """As the tests of CUDA make one, without `__init__`."""
     table = tables().ParallelEngramEmbedding
     assert table.__new__(table).cpu_gather is False
-
-
-def engram_layout() -> Any:
-    return layout.module(ENGRAM).EngramLayout(small_config())
-
-
-def table(layer: int = 0) -> Any:
-    """A table with all its bytes drawn, but for NaN, and scales around one."""
-    config, sizes = small_config(), engram_layout().primes[layer]
-    made = tables().ParallelEngramEmbedding(
-        config.engram_num_embeddings[layer],
-        DIM,
-        tuple(size for order in sizes for size in order),
-        cpu_offload=True,
-    )
-    generator = torch.Generator().manual_seed(layer)
-    rows = config.engram_num_embeddings[layer]
-    drawn = torch.randint(0, 255, (rows, DIM), generator=generator).byte()
-    drawn[(drawn & 0x7F) == 0x7F] = 0
-    scales = torch.randint(120, 134, (rows, DIM // QUANT_BLOCK), generator=generator)
-    return filled(made, drawn.view(torch.float8_e4m3fn), scales.byte())
-
-
-def filled(made: Any, values: torch.Tensor, scales: torch.Tensor) -> Any:
-    """The table with its part of these rows, as a checkpoint's are loaded."""
-    made.weight.weight_loader(made.weight, values)
-    made.weight_scale_inv.weight_loader(
-        made.weight_scale_inv, scales.view(torch.float8_e8m0fnu)
-    )
-    made.drawn = values, scales
-    return made
-
-
-def expected_rows(made: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Rows of the table times two to the power of their scales; what the table does
-    not have is zero."""
-    values, scales = made.drawn
-    ids = ids.long().cpu()
-    owned = (ids >= 0) & (ids < made.part_num_embeddings)
-    rows, exponents = values.double(), scales.double() - 127
-    rows = rows * torch.exp2(exponents).repeat_interleave(QUANT_BLOCK, dim=1)
-    chosen = rows[ids.where(owned, 0)]
-    return (chosen * owned[..., None]).bfloat16()
-
-
-def drawn_ids(made: Any, tokens: int) -> torch.Tensor:
-    """Ids of all rows, some dead and some beyond the table."""
-    generator = torch.Generator().manual_seed(tokens)
-    shape = (tokens, COLUMNS)
-    ids = torch.randint(0, made.part_num_embeddings, shape, generator=generator)
-    kind = torch.randint(0, 8, shape, generator=generator)
-    ids[kind == 0] = DEAD
-    ids[kind == 1] = made.part_num_embeddings
-    ids[kind == 2] = 2**31 - 1
-    return ids.int().to(layout.device())
-
-
-def looked_up(made: Any, ids: torch.Tensor) -> torch.Tensor:
-    out = torch.full((len(ids), COLUMNS, DIM), float("nan"), dtype=torch.bfloat16).to(
-        layout.device()
-    )
-    made.lookup(ids, out)
-    return out
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -308,38 +231,6 @@ def test_tables_that_do_not_fit(
     assert ("spread the ranks" if offload else "cpu_offload") in str(error.value)
 
 
-LIMITS = {
-    "v2, own": ("0::/a/b", {"a/b": ("memory.max", 9, "memory.current", 4)}, 5),
-    "v2, around": (
-        "0::/a/b",
-        {
-            "a/b": ("memory.max", "max", "memory.current", 1),
-            "a": ("memory.max", 6, "memory.current", 4),
-        },
-        2,
-    ),
-    "v2, a container's root": (
-        "0::/",
-        {"": ("memory.max", 8, "memory.current", 9)},
-        0,
-    ),
-    "v1": (
-        "3:cpu:/\n4:name=systemd:/a\n5:memory,hugetlb:/a",
-        {"memory/a": ("memory.limit_in_bytes", 7, "memory.usage_in_bytes", 4)},
-        3,
-    ),
-    "v1, seen from inside": (
-        "4:memory:/not/here",
-        {"memory": ("memory.limit_in_bytes", 7, "memory.usage_in_bytes", 4)},
-        3,
-    ),
-    "none": ("0::/a", {"a": ("memory.max", "max", "memory.current", 4)}, None),
-    "no cgroups": ("", {}, None),
-}
-CACHED = 1 << 20
-"""Bytes of the file cache that a cgroup would give back."""
-
-
 @pytest.mark.parametrize("case", LIMITS)
 def test_a_container_s_limit_counts(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -348,15 +239,7 @@ def test_a_container_s_limit_counts(
     if not importlib.util.find_spec(HOST_MEMORY):
         pytest.fail("tables over the limit were not refused")
     own, folders, left = LIMITS[case]
-    (tmp_path / "own").write_text(own + "\n" if own else "")
-    for folder, (limit, most, usage, used) in folders.items():
-        there = tmp_path / "cgroup" / folder
-        there.mkdir(parents=True, exist_ok=True)
-        most = most if most == "max" else int(most) << 30
-        (there / limit).write_text(f"{most}\n")
-        (there / usage).write_text(f"{int(used) << 30}\n")
-        name = "total_inactive_file" if "limit" in limit else "inactive_file"
-        (there / "memory.stat").write_text(f"anon 5\n{name} {CACHED}\n")
+    lay_out(tmp_path, own, folders)
     module = layout.module(HOST_MEMORY)
     monkeypatch.setattr(module, "CGROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(module, "OWN_CGROUP", tmp_path / "own")
@@ -467,70 +350,9 @@ def test_a_gather_by_the_cpu_needs_eager_steps(
         layer()
 
 
-def multipliers(layers: list[int], vocab: int) -> list[list[int]]:
-    """Odd numbers of numpy's generator, seeded by the layer, below half of what keeps a
-    product in 63 bits."""
-    import numpy as np
-
-    bound = max(1, (2**63 - 1) // vocab // 2)
-    return [
-        [
-            2 * int(value) + 1
-            for value in np.random.default_rng(10007 * number).integers(
-                0, bound, size=NGRAM, dtype=np.int64
-            )
-        ]
-        for number in layers
-    ]
-
-
-def reference_hash(
-    ids: list[int], layer: int, primes: list[list[int]], pad: int, factors: list[int]
-) -> list[int]:
-    """Columns of the n-grams that end an `ids` list, which starts at position 0; DEAD
-    or the text's begin shuts what lies behind it."""
-    rolling, columns, offset, shut = 0, [], 0, False
-    flat = [prime for order in primes for prime in order]
-    starts = [sum(flat[:n]) for n in range(len(flat))]
-    for back in range(NGRAM):
-        shut = shut or back >= len(ids) or ids[-1 - back] == DEAD
-        rolling ^= (pad if shut else ids[-1 - back]) * factors[back]
-        if back:
-            for prime in primes[back - 1]:
-                columns.append(rolling % prime + starts[offset])
-                offset += 1
-    return columns
-
-
 @pytest.fixture
 def hashes(config: Any, tmp_path: Path) -> Any:
-    """The hash state over a tokenizer of eight words, two of which are one."""
-    vocab = {word: n for n, word in enumerate(["a", "b", "c", "d", "e", "f", "g", "A"])}
-    tokenizer: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "a"},
-    }
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
-    )
-    config.model_config.tokenizer = str(tmp_path)
-    config.model_config.trust_remote_code = False
-    config.model_config.revision = None
-    window = torch.nn.Module()
-    window.block_size = 32
-    return (
-        layout.module(ENGRAM)
-        .NgramHashState(config, engram_layout(), window)
-        .to(layout.device())
-    )
+    return hash_state(config, tmp_path)
 
 
 @pytest.mark.unchanged

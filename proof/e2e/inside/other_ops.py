@@ -273,10 +273,6 @@ def with_adapters(
 def provide() -> None:
     """Before the first launch: a grid's function may replace tensors of its launch,
     which the interpreter then takes as they are; and the device has a number."""
-    from vllm.platforms.xpu import XPUPlatform
-
-    from standins.emulated_xpu.platform import EmulatedXpuPlatform
-
     launch = interpreter.GridExecutor.__call__
 
     def launch_on_grid(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -296,5 +292,3 @@ def provide() -> None:
     # The first of a kernel's configurations: no launch is timed.
     autotuner.Autotuner.do_bench = lambda self, call, quantiles: [0.0, 0.0, 0.0]
     DEVICE.provide()
-    adapters = classmethod(lambda cls: XPUPlatform.get_punica_wrapper())
-    EmulatedXpuPlatform.get_punica_wrapper = adapters

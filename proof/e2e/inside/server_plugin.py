@@ -3,15 +3,9 @@
 
 
 def register() -> None:
-    """Repair Triton's interpreter and provide what the ops do not. Importing vLLM's XPU
-    platform redirects memory queries, so it is imported before they are restored."""
-    import vllm.platforms.xpu  # noqa: F401
-    from vllm.platforms import current_platform
-
+    """Repair Triton's interpreter and provide what the ops do not."""
     from proof.e2e.inside import engine_ops
     from standins import interpreter, interpreter_speed
-
-    current_platform.restore_memory_figures()
 
     interpreter.repair()
     interpreter_speed.speed_up()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's worker of one rank on an NVIDIA GPU, around the release's XPU runner."""
 
-import importlib
 from typing import Any
 
 import torch
@@ -25,9 +24,6 @@ class XpuPathOnCudaWorker(Worker):
         """Start one rank, the workspace manager and the model runner that the release
         chose."""
         self.device = torch.device("cuda", self.local_rank)
-        # Its import redirects memory queries to an op of the device.
-        importlib.import_module("vllm.platforms.xpu")
-        current_platform.restore_memory_figures()
         current_platform.set_device(self.device)
         init_worker_distributed_environment(
             self.vllm_config,

@@ -7,6 +7,7 @@ goes to FILE.
 """
 
 import importlib
+import inspect
 import json
 import sys
 import traceback
@@ -44,9 +45,17 @@ def probe() -> dict[str, Any]:
     """The platform, each module's import, and each kind of layer's construction."""
     import torch
     from vllm.platforms import current_platform
+    from vllm.platforms.xpu import XPUPlatform
 
+    platform = type(current_platform)
     found: dict[str, Any] = {
-        "platform": type(current_platform).__name__,
+        "platform": platform.__name__,
+        "own_answers": sorted(
+            name
+            for name, value in vars(XPUPlatform).items()
+            if not name.startswith("_")
+            and inspect.getattr_static(platform, name) is not value
+        ),
         "is_xpu": current_platform.is_xpu(),
         "device_type": current_platform.device_type,
     }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_decisions import own_answers
 
 from stack.base.releases import load
 from stack.base.store import Store
@@ -137,6 +138,11 @@ def test_vllm_finds_the_platform_by_its_entry_point(
     assert found["platform"] == "EmulatedXpuPlatform"
     assert found["is_xpu"] is True
     assert found["device_type"] == "cpu"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_release_answers_what_is_not_listed(release: str, probe: Probes) -> None:
+    assert set(probe(release)["own_answers"]) <= own_answers().keys()
 
 
 def test_the_pytest_plugin_sets_the_same_platform_up(probe: Probes) -> None:

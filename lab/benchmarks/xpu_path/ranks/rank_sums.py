@@ -39,9 +39,7 @@ class Ranks:
         from vllm.config import VllmConfig, set_current_vllm_config
         from vllm.distributed import parallel_state
         from vllm.platforms import current_platform
-        from vllm.platforms.xpu import XPUPlatform
 
-        current_platform.restore_memory_figures()
         self.rank, self.torch = rank, torch
         self.on_gpu = current_platform.device_type == "cuda"
         self.device = torch.device("cuda", rank) if self.on_gpu else torch.device("cpu")
@@ -53,7 +51,6 @@ class Ranks:
             )
             parallel_state.initialize_model_parallel(RANKS)
         self.group = parallel_state.get_tp_group()
-        self.group.use_custom_op_call = XPUPlatform.use_custom_op_collectives()
         self.communicator = self.group.device_communicator
 
     def given(self, rows: int, width: int) -> list[Any]:
