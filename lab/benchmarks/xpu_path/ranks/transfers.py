@@ -86,12 +86,11 @@ def kill_at_a_transfer(agent: Any, sender: int, killed: str) -> list[str]:
 
     def kill_and_begin(*args: Any, **kwargs: Any) -> Any:
         agent.transfer = begin
-        begun = begin(*args, **kwargs) if killed == WITHIN else None
         if killed == WITHIN:
-            states.append(begun)
+            states.append(begin(*args, **kwargs))
         os.kill(sender, signal.SIGKILL)
         os.waitpid(sender, 0)
-        return begun if killed == WITHIN else begin(*args, **kwargs)
+        return states[0] if states else begin(*args, **kwargs)
 
     agent.transfer = kill_and_begin
     return states
