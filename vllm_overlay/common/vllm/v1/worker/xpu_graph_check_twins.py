@@ -55,7 +55,7 @@ class EagerDrafts:
     """Eager twins of the graphs of a speculator."""
 
     def __init__(self, runner: Any) -> None:
-        self.speculator = getattr(runner, "speculator", None)
+        self.speculator: Any = getattr(runner, "speculator", None)
         # The sizes of full graphs that twins stood for, by the manager's name.
         self.sizes: set[tuple[str, int]] = set()
 
