@@ -100,6 +100,8 @@ IMAGE, V41_IMAGE = 129_200, 129_264
 """The tokens that stand for an image in prompts of V4 Vision and of V4.1."""
 THREE_IMAGES = {"limit_mm_per_prompt": {"image": 3}}
 DRAFTS = {"speculative_config": {"method": "dspark", "num_speculative_tokens": 3}}
+TWO_DRAFTS = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
+"""V4's, the second by a graph of its own."""
 
 
 @dataclass(frozen=True)
@@ -384,6 +386,14 @@ JOBS = {
         graph_check("healthy", "", SAME),
         graph_check("healthy-all", "", SAME, engine=ALL_GRAPHS),
         graph_check("healthy-v1", "", SAME, environment=V1),
+        *(
+            graph_check(name, fault, said, engine=graphs | TWO_DRAFTS, tokens=None)
+            for name, fault, said, graphs in (
+                ("mtp-healthy", "", SAME, DECODE_GRAPHS),
+                ("mtp-healthy-all", "", SAME, ALL_GRAPHS),
+                ("mtp-norms", "draft's norms", WITHOUT, DECODE_GRAPHS),
+            )
+        ),
         # Each start has weights of its own.
         *(
             flash_check(f"healthy-flash-{seed}", "", SAME, seed=seed)

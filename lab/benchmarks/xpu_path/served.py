@@ -135,6 +135,8 @@ def main() -> None:
             server.kill()
     Path(sys.argv[2]).write_text(json.dumps(result))
     print({key: result[key] for key in result if key not in ("alone", "rounds")})
+    if result["counts"]["different"]:
+        sys.exit("answers differ where no near tie explains it")
 
 
 if __name__ == "__main__":

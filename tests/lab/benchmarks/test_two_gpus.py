@@ -2,13 +2,16 @@
 """What is asked of two GPUs, and how its answers are read."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.benchmarks.xpu_path import prepare
-from lab.benchmarks.xpu_path.ranks import answers, rank_sums, two_page
+from lab.benchmarks.xpu_path.ranks import answers, rank_sums, transfers, two_page
 from lab.benchmarks.xpu_path.ranks.rank_sums import BATCH_INVARIANT, COMPILING
 from lab.benchmarks.xpu_path.ranks.two_gpus import TWO_JOBS
 from proof.e2e.judging.transfers import check_pages
@@ -104,10 +107,11 @@ def test_each_way_in_which_a_transfer_is_wrong_is_seen(
         check_pages(found, Asked(20))
 
 
-def killed(reason: str, *tokens: int) -> list[dict[str, Any]]:
+def killed(reason: str, *tokens: int, states: Any = ()) -> list[dict[str, Any]]:
     right = {"tokens": [1, 2]}
     first = {"reason": "length", "tokens": [1, 2], "alone": right}
     second = {"reason": reason, "tokens": list(tokens), "alone": right}
+    second["states"] = [*states]
     return [first, second, {"reason": "length", "tokens": [3], "alone": None}]
 
 
@@ -121,6 +125,50 @@ def test_rows_say_what_became_of_a_prompt_whose_sender_died() -> None:
         "ends with length, right tokens",
         "ends with length, other tokens",
     ]
+
+
+class Agent:
+    """NIXL's, whose transfer tells whether its sender lives."""
+
+    def __init__(self, sender: int) -> None:
+        self.sender = sender
+
+    def transfer(self, handle: str) -> str:
+        try:
+            os.kill(self.sender, 0)
+        except ProcessLookupError:
+            return "dead"
+        return "PROC"
+
+
+@pytest.mark.parametrize(
+    ("when", "answers"), [("before", ["dead", "dead"]), ("within", ["PROC", "dead"])]
+)
+def test_a_sender_dies_once_before_a_transfer_or_within_it(
+    when: str, answers: list[str]
+) -> None:
+    sender = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    agent = Agent(sender.pid)
+    states = transfers.kill_at_a_transfer(agent, sender.pid, when)
+    assert [agent.transfer("a"), agent.transfer("b")] == answers
+    assert states == (["PROC"] if when == "within" else [])
+
+
+def test_a_sender_must_have_died_when_it_was_to() -> None:
+    in_flight = killed("error", states=["PROC"])
+    transfers.check_without_its_sender(in_flight, "fail", "within")
+    transfers.check_without_its_sender(killed("length", 1, 2), "recompute", "before")
+    assert (
+        dict(two_page.of_killed(in_flight))["the copy when its sender died"] == "PROC"
+    )
+    for found, policy, when in (
+        (killed("error"), "fail", "within"),
+        (killed("error", states=["DONE"]), "fail", "within"),
+        (killed("error"), "recompute", "before"),
+        (killed("length", 1, 9), "fail", "before"),
+    ):
+        with pytest.raises(AssertionError):
+            transfers.check_without_its_sender(found, policy, when)
 
 
 def test_rows_say_whether_both_ranks_have_graphs() -> None:

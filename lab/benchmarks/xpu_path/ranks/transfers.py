@@ -3,8 +3,9 @@
 prompts and another answers them from pages that NIXL brings, on two GPUs.
 
 RESULT has what `proof.e2e.inside.transfer` finds of each prompt. Exits with 1 if a byte
-or an answer is wrong. With `killed`, the process that reads is killed when the transfer
-of a second prompt begins; RESULT has what the other does with it and with a third.
+or an answer is wrong. With `killed`, the process that reads is killed "before" the
+transfer of a second prompt, or "within" it; RESULT has what the other does with it and
+with a third.
 """
 
 import json
@@ -27,6 +28,11 @@ LOOPBACK = "127.0.0.1"
 PATIENCE = 60.0
 """Seconds for an answer."""
 KILLED = "the sender was killed"
+BEFORE, WITHIN = "before", "within"
+IN_FLIGHT = "PROC"
+"""NIXL's word for a transfer that has begun and not ended."""
+TRANSPORTS = {BEFORE: "tcp,cma,self,cuda_copy,cuda_ipc", WITHIN: "tcp,self,cuda_copy"}
+"""UCX's. A copy by the receiver alone would end without the sender."""
 
 
 def order_of(told: dict[str, Any]) -> dict[str, Any]:
@@ -43,7 +49,7 @@ def order_of(told: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def listen_at(gpus: str) -> dict[str, str]:
+def listen_at(gpus: str, killed: str) -> dict[str, str]:
     """The environment of one engine: its GPU is the first of `gpus`."""
     with socket.socket() as opened:
         opened.bind((LOOPBACK, 0))
@@ -51,7 +57,7 @@ def listen_at(gpus: str) -> dict[str, str]:
     return {
         "CUDA_VISIBLE_DEVICES": gpus,
         "UCX_NET_DEVICES": "lo",
-        "UCX_TLS": "tcp,cma,self,cuda_copy,cuda_ipc",
+        "UCX_TLS": TRANSPORTS[killed],
         "VLLM_NIXL_SIDE_CHANNEL_HOST": LOOPBACK,
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
     }
@@ -71,37 +77,44 @@ def read_prompts(order: dict[str, Any], pipe: Connection) -> None:
         os._exit(status)
 
 
-def kill_as_a_transfer_begins(sender: int) -> None:
-    """Kill the process `sender` once, after the handshake and before the first read."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    agent: Any = get_kv_transfer_group().connector_worker.nixl_wrapper
+def kill_at_a_transfer(agent: Any, sender: int, killed: str) -> list[str]:
+    """Kill the process `sender` once: after the handshake and before NIXL's `agent`
+    begins to read, or as soon as it has. Returns where the state of the transfer will
+    be, right before the sender dies within it."""
     begin = agent.transfer
+    states: list[str] = []
 
     def kill_and_begin(*args: Any, **kwargs: Any) -> Any:
+        agent.transfer = begin
+        if killed == WITHIN:
+            states.append(begin(*args, **kwargs))
         os.kill(sender, signal.SIGKILL)
         os.waitpid(sender, 0)
-        agent.transfer = begin
-        return begin(*args, **kwargs)
+        return states[0] if states else begin(*args, **kwargs)
 
     agent.transfer = kill_and_begin
+    return states
 
 
 def without_its_sender(
-    order: dict[str, Any], pipe: Connection, sender: int
+    order: dict[str, Any], pipe: Connection, sender: int, killed: str
 ) -> list[dict[str, Any]]:
     """Three prompts: fetched; fetched from a sender that dies; and read by this engine
     itself."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
     receiver = transfer.Receiver(order)
+    states: list[str] = []
     first, second, third = order["prompts"]
     found = []
     for number, prompt in enumerate((first, second)):
         pipe.send(prompt)
         read = pipe.recv()
         if number:
-            kill_as_a_transfer_begins(sender)
+            agent: Any = get_kv_transfer_group().connector_worker.nixl_wrapper
+            states = kill_at_a_transfer(agent, sender, killed)
         output = receiver.fetch(prompt, read)
-        found.append(ended(output) | {"alone": read["alone"]})
+        found.append(ended(output) | {"alone": read["alone"], "states": states})
     output = receiver.ask(third, new=third["new"], alone=False)
     return [*found, ended(output) | {"alone": None}]
 
@@ -112,9 +125,11 @@ def ended(output: Any) -> dict[str, Any]:
     return {"reason": given.finish_reason, "tokens": list(given.token_ids)}
 
 
-def check_without_its_sender(found: list[dict[str, Any]], policy: str) -> None:
+def check_without_its_sender(
+    found: list[dict[str, Any]], policy: str, killed: str
+) -> None:
     """The first is right; the second is refused or right, as the policy says, and
-    never wrong; the third is answered.
+    never wrong, and was in flight if the sender died within it; the third is answered.
 
     Raises:
         AssertionError: one is not so.
@@ -126,6 +141,8 @@ def check_without_its_sender(found: list[dict[str, Any]], policy: str) -> None:
     else:
         assert second["tokens"] == second["alone"]["tokens"], second
     assert third["reason"] == "length", third
+    wanted = [IN_FLIGHT] if killed == WITHIN else []
+    assert second["states"] == wanted, f"the copy was {second['states']}"
 
 
 def main() -> None:
@@ -134,20 +151,21 @@ def main() -> None:
     result = Path(sys.argv[2])
     order = order_of(told)
     transfer.PATIENCE = PATIENCE
+    killed = told.get("killed", BEFORE)
     ours, theirs = multiprocessing.Pipe()
     if not (sender := os.fork()):
         ours.close()
-        os.environ.update(listen_at("0,1"))
+        os.environ.update(listen_at("0,1", killed))
         read_prompts(order, theirs)
     theirs.close()
-    os.environ.update(listen_at("1,0"))
+    os.environ.update(listen_at("1,0", killed))
     asked = [Asked(**given) for given in told["asked"]]
-    if told.get("killed"):
-        found = without_its_sender(order, ours, sender)
+    if "killed" in told:
+        found = without_its_sender(order, ours, sender, killed)
         result.write_text(json.dumps(found, indent=1))
         policy = told["transfer"].get("kv_load_failure_policy", "fail")
         print(KILLED, found[1]["reason"], found[1]["tokens"])
-        check_without_its_sender(found, policy)
+        check_without_its_sender(found, policy, killed)
     else:
         transfer.receive(order, ours, result)
         os.waitpid(sender, 0)

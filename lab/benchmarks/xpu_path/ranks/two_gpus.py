@@ -17,6 +17,7 @@ from ..jobs import (
     REPEATED,
     SAME,
     THREE_IMAGES,
+    TWO_DRAFTS,
     V41,
     V41_MIXED,
     VISION,
@@ -85,8 +86,8 @@ def on_second_rank(
     )
 
 
-def with_drafts(name: str, fault: str, *expected: str) -> Job:
-    """The same of V4.1 with drafts, whose graphs have the fault."""
+def with_drafts(name: str, fault: str, *expected: str) -> list[Job]:
+    """The same with drafts, whose graphs have the fault: DSpark's, and MTP's."""
     job = on_second_rank(
         name,
         fault,
@@ -96,7 +97,9 @@ def with_drafts(name: str, fault: str, *expected: str) -> Job:
         known=KNOWN,
         tokens=None,
     )
-    return replace(job, waves=(V41_MIXED,))
+    engine = DECODE_GRAPHS | TWO_DRAFTS
+    mtp = on_second_rank(f"mtp-{name}", fault, *expected, engine=engine, tokens=None)
+    return [replace(job, waves=(V41_MIXED,)), mtp]
 
 
 def asked(length: int, chunk: int = 700, **more: Any) -> dict[str, Any]:
@@ -115,7 +118,7 @@ LENGTHS = [
 """Lengths beside the ends of blocks and windows, read in chunks, and a beginning that
 the receiver has in its prefix cache."""
 MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
-KILLED = [asked(20, answered=True), asked(191, 100, answered=True), asked(20)]
+KILLED = [asked(20, answered=True), asked(600, 100, answered=True), asked(20)]
 
 
 def transfer(
@@ -150,6 +153,10 @@ def transfer(
 def transfers(buffers: str) -> list[Job]:
     """All that is asked of one kind of buffers."""
     name = {"cuda": "device", "cpu": "host"}[buffers]
+    # What follows is the same for both buffers, so each policy has each moment once.
+    killed = {"fail": "within", "recompute": "before"}
+    if name == "host":
+        killed = {"fail": "before", "recompute": "within"}
     return [
         transfer(name, buffers, LENGTHS),
         # A receiver's first step is padded to the number of drafts.
@@ -157,9 +164,9 @@ def transfers(buffers: str) -> list[Job]:
         transfer(f"{name}-graphs", buffers, LENGTHS[:3], DECODE_GRAPHS, 0.2),
         *(
             transfer(
-                f"{name}-killed-{policy}", buffers, KILLED, killed=True, policy=policy
+                f"{name}-killed-{policy}", buffers, KILLED, killed=when, policy=policy
             )
-            for policy in ("fail", "recompute")
+            for policy, when in killed.items()
         ),
     ]
 
@@ -282,8 +289,8 @@ TWO_JOBS = {
         on_second_rank("healthy", "", SAME),
         on_second_rank("pointer", "stale pointer", WITHOUT),
         on_second_rank("query-norm", "query norm", WITHOUT),
-        with_drafts("drafts-healthy", "", SAME),
-        with_drafts("drafts", "draft's norms"),
+        *with_drafts("drafts-healthy", "", SAME),
+        *with_drafts("drafts", "draft's norms", WITHOUT),
         *transfers("cuda"),
         *transfers("cpu"),
         timed("rows", TIMED, PROMPTS),

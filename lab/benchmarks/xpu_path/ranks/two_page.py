@@ -71,6 +71,8 @@ def of_killed(prompts: list[dict[str, Any]]) -> Found:
     _, second, third = prompts
     same = second["tokens"] == second["alone"]["tokens"]
     how = f"{'right' if same else 'other'} tokens" if second["tokens"] else "no token"
+    if second.get("states"):
+        yield "the copy when its sender died", " ".join(second["states"])
     yield "the prompt", f"ends with {second['reason']}, {how}"
     yield "the next one", f"ends with {third['reason']}"
 
