@@ -264,11 +264,23 @@ def test_experts_take_what_the_cache_of_all_requests_leaves(
     outputs(*layers[0])
 
 
-def test_room_is_measured_or_given(config: Any) -> None:
+def test_room_is_measured_or_given(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = layout.module(OWN)
     take_slots(config, -1)
+    config.model_config.enable_sleep_mode = False
+    own.check_expert_cache(config)
+    monkeypatch.setenv("VLLM_ENABLE_STARTUP_PLAN", "1")
+    if hasattr(own.envs, "VLLM_ENABLE_STARTUP_PLAN"):
+        with pytest.raises(ValueError, match="or VLLM_ENABLE_STARTUP_PLAN: drop"):
+            own.check_expert_cache(config)
+    monkeypatch.delenv("VLLM_ENABLE_STARTUP_PLAN")
     config.cache_config.kv_cache_memory_bytes = 1 << 30
     with pytest.raises(ValueError, match="nobody measures with --kv-cache-memory-byt"):
-        layout.module(OWN).check_expert_cache(config)
+        own.check_expert_cache(config)
+    take_slots(config, TOPK)
+    own.check_expert_cache(config)
 
 
 @pytest.mark.parametrize(

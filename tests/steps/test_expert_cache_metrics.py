@@ -37,9 +37,11 @@ def logger_of(slots: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     config.offload_config = offload(moe_expert_cache_size=slots)
     config.model_config.served_model_name = "tiny"
     config.model_config.get_num_experts = lambda: 8
-    for part in ("_spec_decoding_cls", "_kv_connector_cls", "_ec_connector_cls"):
+    for part in ("spec_decoding", "kv_connector", "ec_connector", "perf_metrics"):
         monkeypatch.setattr(
-            module.PrometheusStatLogger, part, lambda *_, **__: SimpleNamespace()
+            module.PrometheusStatLogger,
+            f"_{part}_cls",
+            lambda *_, **__: SimpleNamespace(),
         )
     monkeypatch.setattr(module, "unregister_vllm_metrics", lambda: None)
     return module.PrometheusStatLogger(config, [0])

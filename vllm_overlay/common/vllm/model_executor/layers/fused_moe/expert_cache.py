@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm import envs
 from vllm.config import (
     VllmConfig,
     get_current_vllm_config,
@@ -54,13 +55,14 @@ def check_expert_cache(vllm_config: VllmConfig) -> None:
 
     """
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
-    if (
-        vllm_config.offload_config.moe_expert_cache_size < 0
-        and vllm_config.cache_config.kv_cache_memory_bytes
-    ):
+    # Not in every release.
+    is_stored = getattr(envs, "VLLM_ENABLE_STARTUP_PLAN", False)
+    is_auto = vllm_config.offload_config.moe_expert_cache_size < 0
+    if is_auto and (is_stored or vllm_config.cache_config.kv_cache_memory_bytes):
         raise ValueError(
             f"{FLAG} auto needs the memory that a step takes, which nobody measures "
-            f"with --kv-cache-memory-bytes: drop one of the two, or give a number"
+            f"with --kv-cache-memory-bytes or VLLM_ENABLE_STARTUP_PLAN: drop those, or "
+            f"give a number"
         )
     for flag, is_set in (
         ("--enable-eplb", parallel.enable_eplb),
