@@ -183,12 +183,14 @@ def test_plan_and_start_give_experts_as_many_slots(
             ("moe_expert_cache_size", -1),
             ("kv_cache_memory_bytes", None),
             ("max_num_batched_tokens", chunk),
+            ("enable_prefix_caching", True),
             ("worker_cls", "proof.e2e.inside.told_memory.ToldMemoryWorker"),
         ),
         environment=(("E2E_MEMORY_LEFT", str(free)),),
     )
     log = engines.serve(release, job).log
-    assert f"Experts on the device: {auto.slots} of {checkpoint.FLASH.experts}" in log
+    said = [line for line in log.splitlines() if "Experts on the device" in line]
+    assert f"device: {auto.slots} of {checkpoint.FLASH.experts} a layer" in said[0]
     assert checkpoint.CHOSEN < auto.slots < checkpoint.FLASH.experts
 
 
