@@ -275,9 +275,8 @@ def arguments(asked: Asked, attempt: Attempt) -> list[str]:
         found.append(f"--data-parallel-size {attempt.data_parallel_size}")
     if attempt.enable_expert_parallel:
         found.append("--enable-expert-parallel")
-    if size := attempt.moe_expert_cache_size:
-        shown = "auto" if size == splits.AUTO else str(size)
-        found.append(f"--moe-expert-cache-size {shown}")
+    if attempt.moe_expert_cache_size:
+        found.append("--moe-expert-cache-size auto")
     found += [
         "--kv-cache-dtype fp8",
         f"--block-size {architecture.block_size}",
@@ -285,7 +284,7 @@ def arguments(asked: Asked, attempt: Attempt) -> list[str]:
         f"--max-num-batched-tokens {attempt.max_num_batched_tokens}",
         f"--gpu-memory-utilization {asked.share}",
     ]
-    if asked.of_a_replica > MANY_REQUESTS:
+    if attempt.moe_expert_cache_size or asked.of_a_replica > MANY_REQUESTS:
         found.append(f"--max-num-seqs {asked.of_a_replica}")
     if architecture.images:
         images = json.dumps({"image": asked.images})

@@ -56,7 +56,9 @@ class Split:
         if asked.expert_parallel:
             found["enable_expert_parallel"] = True
         if self.host_experts:
+            # The cache of so many requests comes before more experts.
             found["moe_expert_cache_size"] = AUTO
+            found["max_num_seqs"] = asked.of_a_replica
         if self.partition:
             found["partition"] = ",".join(map(str, self.partition))
         return found

@@ -184,36 +184,103 @@ def test_memory_that_is_not_pinned_is_named(
         build(made)
 
 
+class Executor:
+    """Of two workers of this process, whose layers are `layers`."""
+
+    def __init__(self, config: Any, layers: list[Any]) -> None:
+        self.worker = SimpleNamespace(vllm_config=config)
+        compilation = config.compilation_config
+        for place, (made, layer) in enumerate(layers):
+            layer.quant_method = made
+            runner = SimpleNamespace(routed_experts=layer)
+            compilation.static_forward_context[f"moe.{place}"] = runner
+            compilation.static_all_moe_layers.append(f"moe.{place}")
+
+    def collective_rpc(self, method: Any) -> list[Any]:
+        return [method(self.worker) for _ in range(2)]
+
+
+PAGE = 1000
+"""Bytes of a block of the cache of all layers."""
+
+
+def cache_of(blocks: int) -> Any:
+    """A cache for one layer that reads back all tokens, and one that reads 16."""
+
+    def group(**fields: Any) -> SimpleNamespace:
+        spec = SimpleNamespace(page_size_bytes=PAGE, block_size=16, **fields)
+        return SimpleNamespace(kv_cache_spec=spec)
+
+    whole = group(max_memory_usage_bytes=lambda _: 8 * PAGE)
+    window = group(max_memory_usage_bytes=lambda _: 5 * PAGE, sliding_window=16)
+    return SimpleNamespace(
+        num_blocks=blocks,
+        kv_cache_tensors=[SimpleNamespace(size=blocks * PAGE)] * 2,
+        kv_cache_groups=[whole, window],
+    )
+
+
 @pytest.mark.parametrize(
-    ("layers", "room", "slots"), [(2, 9, 4), (2, 8, 4), (1, 9, 6), (2, 3, None)]
+    ("requests", "room", "slots"),
+    [(1, 3, 3), (1, 2, 3), (1, 1, 2), (1, 0, 2), (3, 3, 3), (1, 99, 6), (99, 2, 2)],
 )
-def test_as_many_slots_as_fit(
-    layers: int,
+def test_experts_take_what_the_cache_of_all_requests_leaves(
+    requests: int,
     room: int,
-    slots: int | None,
+    slots: int,
     config: Any,
+    caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`room` experts beside the reserve; two layers share it."""
+    """`room` experts of one layer beside the cache; two layers share it. A request
+    decodes with 8 blocks and 2, and reads a chunk of its prompt with 3 more."""
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     take_slots(config, -1)
+    config.scheduler_config.max_num_seqs = requests
+    layers = []
+    for name in (FIRST, LATER):
+        made = method()
+        layer = build(made, name)
+        load(made, layer)
+        layers.append((made, layer))
+    caches = [made.moe_kernel.fused_experts for made, _ in layers]
+    assert [len(one.cache.expert_of) for one in caches] == [TOPK] * 2
+    blocks = 1 + 10 * min(requests, 9) + 3
+    memory = blocks * PAGE + room * EXPERT_BYTES + EXPERT_BYTES // 2
     own = layout.module(OWN)
-    config.model_config.get_layers_start_end_indices = lambda parallel: (0, layers)
-    config.cache_config.gpu_memory_utilization = 0.5
-    used, total = 1000, 1 << 40
-    monkeypatch.setattr(
-        own, "RESERVE", total // 2 - used - room * EXPERT_BYTES - EXPERT_BYTES // 2
-    )
-    memory = (total - used, total)
-    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda: memory)
-    made = method()
-    layer = build(made, LATER)
-    if slots is None:
-        with pytest.raises(ValueError, match="room for 1 experts a layer"):
-            load(made, layer)
-        return
-    load(made, layer)
-    assert len(made.moe_kernel.fused_experts.cache.expert_of) == slots
-    assert config.offload_config.moe_expert_cache_size == max(slots, room // layers)
+    with caplog.at_level(logging.INFO):
+        # The second worker has more.
+        left = own.fill_expert_cache(
+            Executor(config, layers),
+            config,
+            [cache_of(memory // PAGE)] * 2,
+            [memory, memory + PAGE],
+        )
+    taken = (slots - TOPK) * 2 * EXPERT_BYTES
+    assert left == [memory - taken, memory + PAGE - taken]
+    assert [len(one.cache.expert_of) for one in caches] == [slots] * 2
+    assert f"Experts on the device: {slots} of {EXPERTS} a layer" in caplog.text
+    assert ("lower them" in caplog.text) == (slots == TOPK)
+    outputs(*layers[0])
+
+
+def test_room_is_measured_or_given(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = layout.module(OWN)
+    take_slots(config, -1)
+    config.model_config.enable_sleep_mode = False
+    own.check_expert_cache(config)
+    monkeypatch.setenv("VLLM_ENABLE_STARTUP_PLAN", "1")
+    if hasattr(own.envs, "VLLM_ENABLE_STARTUP_PLAN"):
+        with pytest.raises(ValueError, match="or VLLM_ENABLE_STARTUP_PLAN: drop"):
+            own.check_expert_cache(config)
+    monkeypatch.delenv("VLLM_ENABLE_STARTUP_PLAN")
+    config.cache_config.kv_cache_memory_bytes = 1 << 30
+    with pytest.raises(ValueError, match="nobody measures with --kv-cache-memory-byt"):
+        own.check_expert_cache(config)
+    take_slots(config, TOPK)
+    own.check_expert_cache(config)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +290,7 @@ def test_as_many_slots_as_fit(
         ({"enable_expert_parallel": True}, "--enable-expert-parallel"),
         ({"data_parallel_size": 2}, "--data-parallel-size"),
         ({"enable_sleep_mode": True}, "--enable-sleep-mode"),
+        ({"weight_transfer_config": "nccl"}, "--weight-transfer-config"),
         ({}, None),
     ],
 )
@@ -235,12 +303,32 @@ def test_what_does_not_work_beside(
         **{"data_parallel_size": 1, **dict.fromkeys(names, False)} | change
     )
     check = layout.module(OWN).check_expert_cache
-    whole = SimpleNamespace(parallel_config=given, model_config=given)
+    whole = SimpleNamespace(
+        parallel_config=given,
+        model_config=given,
+        offload_config=config.offload_config,
+        weight_transfer_config=change.get("weight_transfer_config"),
+    )
     if flag is None:
         check(whole)
         return
     with pytest.raises(ValueError, match=f"not work with {flag}: drop one"):
         check(whole)
+
+
+@pytest.mark.parametrize("slots", [-1, TOPK, 0])
+def test_a_running_server_loads_no_other_weights(slots: int, config: Any) -> None:
+    take_slots(config, slots)
+    worker = layout.module("vllm.v1.worker.gpu_worker").Worker
+    loaded: list[str] = []
+    runner = SimpleNamespace(reload_weights=lambda **given: loaded.append(*given))
+    own = SimpleNamespace(vllm_config=config, model_runner=runner)
+    if slots:
+        with pytest.raises(NotImplementedError, match="Start the server again"):
+            worker.reload_weights(own, weights_path="other")
+    else:
+        worker.reload_weights(own, weights_path="other")
+    assert loaded == ["weights_path"] * (not slots)
 
 
 def test_one_place_of_experts() -> None:

@@ -20,6 +20,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -141,7 +142,6 @@ def stage(vllm_config: Any, number: int) -> dict[str, Any]:
         worker = EmulatedXpuWorker(vllm_config, local, rank, "fake://", number == 0)
         worker.init_device()
         torch.empty = remembering_pinned(torch.empty)
-        torch.accelerator.get_memory_info = free_and_total
         worker.load_model()
         answers = {"get_kv_cache_spec": worker.get_kv_cache_spec()}
         if hasattr(worker, "get_supported_kv_cache_layouts"):
@@ -163,25 +163,15 @@ def stage(vllm_config: Any, number: int) -> dict[str, Any]:
 
 
 def slots(vllm_config: Any) -> dict[str, int]:
-    """Experts of a layer on the device, and the bytes of all layers' on this rank."""
-    wanted = getattr(vllm_config.offload_config, HOST_EXPERTS, 0)
-    parts = [
-        part
-        for model in MODELS
-        for part in model.parameters()
-        if getattr(part, "stays_on_host", False)
-    ]
-    if not parts:
+    """Experts of a layer on the device and in all, and the bytes of all layers' on this
+    rank, once they are loaded."""
+    if not getattr(vllm_config.offload_config, HOST_EXPERTS, 0):
         return {}
-    count = min(wanted, len(parts[0]))
-    size = sum(part[0].numel() * part.element_size() for part in parts)
-    return {"slots": count, "slot_bytes": count * size}
+    from vllm.model_executor.layers.fused_moe import expert_cache
 
-
-def free_and_total(device: Any = None) -> tuple[int, int]:
-    """Of the device's memory, once what the models hold there is taken."""
-    total = int(JOB["memory"])
-    return total - held(one for model in MODELS for one in tensors(model)), total
+    worker = SimpleNamespace(vllm_config=vllm_config)
+    count, experts, size = expert_cache.held_slots(worker)
+    return {"slots": count, "slot_bytes": count * size, "of_experts": experts}
 
 
 def tensors(model: Any) -> Iterator[torch.Tensor]:
@@ -261,12 +251,32 @@ class WithoutDevices(Executor):
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:
         ranks = self.parallel_config.tensor_parallel_size
-        return [one["answers"].get(method) for one in STAGES for _ in range(ranks)]
+        given: dict[str, Any] = getattr(method, "keywords", {})
+        own = ASKED.get(getattr(getattr(method, "func", method), "__name__", ""))
+        found = [
+            own(one, **given) if own else one["answers"].get(method) for one in STAGES
+        ]
+        return [answer for answer in found for _ in range(ranks)]
 
     def check_health(self) -> None:
         pass
 
 
+def held_slots(one: dict[str, Any]) -> tuple[int, int, int]:
+    """Of a stage, as the release asks its workers."""
+    return one["slots"], one["of_experts"], one["slot_bytes"] // one["slots"]
+
+
+def take_slots(one: dict[str, Any], slots: int) -> None:
+    one["slot_bytes"] = one["slot_bytes"] // one["slots"] * slots
+    one["slots"] = slots
+
+
+ASKED: dict[str, Callable[..., Any]] = {
+    "held_slots": held_slots,
+    "take_slots": take_slots,
+}
+"""What the release has its workers call."""
 STAGES: list[dict[str, Any]] = []
 """What the stages of this process's split hold, once they are built."""
 
@@ -381,8 +391,10 @@ def attempts(given: dict[str, Any]) -> list[dict[str, Any]]:
     tried = [attempt(max_num_batched_tokens=first)]
     built = tried[0]["stages"]
     if HOST_EXPERTS in given:
-        if built and room(tried[0]) < JOB["requests"]:
-            tried += with_fewer_slots(built, attempt)
+        for chunk in smaller:
+            if not built or room(tried[-1]) >= JOB["requests"]:
+                break
+            tried.append(attempt(max_num_batched_tokens=chunk))
         return tried
     if built and room(tried[0]) < JOB["requests"] and left(built) > -NEARLY:
         promised = tried[0]
@@ -399,40 +411,6 @@ def attempts(given: dict[str, Any]) -> list[dict[str, Any]]:
     if tried[0].get("configured") and not built and not whole:
         tried.append(attempt(max_num_batched_tokens=first, enable_expert_parallel=True))
     return tried
-
-
-def with_fewer_slots(
-    built: list[dict[str, Any]], attempt: Callable[..., dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """A split with the most experts on a device that leave room for all requests beside
-    the largest chunk of a prompt for which there are any: `auto` leaves room for
-    activations, and little more. Empty if there are none."""
-
-    def carries(count: int, chunk: int) -> bool:
-        known = [
-            {
-                **one,
-                "slots": count,
-                "slot_bytes": one["slot_bytes"] // one["slots"] * count,
-            }
-            for one in built
-        ]
-        promised = attempt(known, max_num_batched_tokens=chunk)
-        return room(promised) >= int(JOB["requests"])
-
-    for chunk in JOB["chunks"]:
-        most, too_many = 0, built[0]["slots"]
-        while too_many - most > 1:
-            middle = (most + too_many) // 2
-            if carries(middle, chunk):
-                most = middle
-            else:
-                too_many = middle
-        if most:
-            found = attempt(max_num_batched_tokens=chunk, **{HOST_EXPERTS: most})
-            if room(found) >= JOB["requests"]:
-                return [found]
-    return []
 
 
 NEARLY = 1 << 30

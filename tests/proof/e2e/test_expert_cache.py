@@ -46,6 +46,10 @@ REFUSED = {
         cached(CHOSEN, moe_backend="xpu"),
         "only with MXFP4 experts in Triton on XPU",
     ),
+    "as many as fit, and a cache of given size": (
+        cached(-1),
+        "--moe-expert-cache-size auto needs the memory that a step takes",
+    ),
     "two places": (
         cached(CHOSEN, cpu_offload_gb=1.0),
         "already keeps the experts in host memory",

@@ -135,25 +135,63 @@ def test_v41_pins_its_tables_in_the_host(release: str, tmp_path: Path) -> None:
 
 @pytest.mark.newest
 def test_experts_in_the_host_take_what_a_start_gives_them(release: str) -> None:
-    """43 layers of 256 experts of 12.75 MiB; a start has loaded the weights, and made
-    some of the buffers, when it counts the slots."""
+    """43 layers of 256 experts of 12.75 MiB, after the cache of all requests."""
     flash, device = NAMED["flash"], asked.device("b70")
     wanted = asked.Asked(flash, device, 1, 8192, 1, host=192)
-    resident, auto, fewer = run(release, wanted, (Split(1, 1),)).attempts
-    assert resident.refused and not resident.slots
-    (stage,) = auto.stages
-    of_all_layers = 43 * 12.75 * (1 << 20)
-    free = wanted.usable() - stage.weights - (4 << 30)
-    assert (
-        (free - stage.buffers) // of_all_layers <= auto.slots <= free // of_all_layers
-    )
-    assert stage.slot_bytes == auto.slots * of_all_layers
-    assert 137 << 30 < stage.pinned < 138 << 30
-    assert fewer.room >= 1
-    assert 6 <= fewer.slots == fewer.moe_expert_cache_size < auto.slots
+    more = replace(wanted, context=32_768, requests=4)
+    of_all_layers, found = 43 * 12.75 * (1 << 20), []
+    for each in (wanted, more):
+        resident, *_, auto = run(release, each, (Split(1, 1),)).attempts
+        assert resident.refused and not resident.slots
+        (stage,) = auto.stages
+        assert stage.slot_bytes == auto.slots * of_all_layers
+        assert 137 << 30 < stage.pinned < 138 << 30
+        assert auto.room >= each.requests
+        left = each.usable() - stage.held - stage.set_aside
+        assert left > 0
+        found.append(auto.slots)
+        command = choices.serve(each, auto)
+        assert "--moe-expert-cache-size auto" in command
+        assert f"--max-num-seqs {each.requests}" in command
+    assert 6 < found[1] < found[0]
     (_, short) = run(release, replace(wanted, host=96), (Split(1, 1),)).attempts
     assert "137.06 GiB of host memory, of which 96.00 GiB are free" in short.refused
     assert "41.06 GiB are missing" in short.refused
+
+
+@pytest.mark.newest
+def test_plan_and_start_give_experts_as_many_slots(
+    engines: Engines, release: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start with the memory that the plan found beside the fewest slots."""
+    # 25.4 MB beside the activations: six of eight experts, by the plan.
+    memory = (asked.ACTIVATIONS + 25.4e6) / asked.SHARE / (1 << 30)
+    chunk, small = 48, replace(asked.device("b50"), memory=memory)
+    monkeypatch.setattr(trial, "CHUNKS", (chunk,))
+    found = known(str(engines.published))
+    wanted = asked.Asked(found, small, 1, 512, 8, host=64)
+    *_, auto = run(release, wanted, (Split(1, 1),)).attempts
+    (stage,) = auto.stages
+
+    per_slot = stage.slot_bytes // auto.slots
+    free = int(wanted.usable() - stage.held - stage.set_aside)
+    free += per_slot * (auto.slots - checkpoint.CHOSEN)
+    job = Job(
+        "experts in the slots that fit",
+        ((Prompt(9, 2, seed=3),),),
+        (
+            ("moe_expert_cache_size", -1),
+            ("kv_cache_memory_bytes", None),
+            ("max_num_batched_tokens", chunk),
+            ("enable_prefix_caching", True),
+            ("worker_cls", "proof.e2e.inside.told_memory.ToldMemoryWorker"),
+        ),
+        environment=(("E2E_MEMORY_LEFT", str(free)),),
+    )
+    log = engines.serve(release, job).log
+    said = [line for line in log.splitlines() if "Experts on the device" in line]
+    assert f"device: {auto.slots} of {checkpoint.FLASH.experts} a layer" in said[0]
+    assert checkpoint.CHOSEN < auto.slots < checkpoint.FLASH.experts
 
 
 @pytest.mark.newest

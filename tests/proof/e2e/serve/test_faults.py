@@ -13,6 +13,7 @@ import openai
 import psutil
 import pytest
 
+from proof.e2e.checkpoints.checkpoint import CHOSEN
 from proof.e2e.running.server import MODEL, Server
 from proof.e2e.running.serving import Engines
 from stack.base.releases import load
@@ -27,6 +28,7 @@ RUNNING = "vllm:num_requests_running"
 QUEUE = 6
 """Requests that a server may have where the release can limit them."""
 LIMITED = "--max-num-queued-reqs"
+HOST_EXPERTS = ("--moe-expert-cache-size", str(CHOSEN))
 
 
 def ask(server: Server, new: int) -> str:
@@ -136,9 +138,14 @@ def test_a_full_queue_refuses_and_sigterm_waits_for_answers(
 
 @pytest.mark.shows("a killed worker of two", "refused")
 @pytest.mark.full
-def test_a_killed_worker_ends_the_server(engines: Engines, release: str) -> None:
-    """Upstream's CLI ends with 0 even then (vllm#48966): only the log says why."""
-    with Server(engines, release, "--tensor-parallel-size", "2") as server:
+@pytest.mark.parametrize("flags", [(), HOST_EXPERTS], ids=["", "host experts"])
+def test_a_killed_worker_ends_the_server(
+    engines: Engines, release: str, flags: tuple[str, ...]
+) -> None:
+    """Upstream's CLI ends with 0 even then (vllm#48966): only the log says why. With
+    experts in host memory a step reads some of them, and their memory is the
+    process's: it goes with it."""
+    with Server(engines, release, "--tensor-parallel-size", "2", *flags) as server:
         server.wait()
         assert ask(server, 2)
         below = server.children()

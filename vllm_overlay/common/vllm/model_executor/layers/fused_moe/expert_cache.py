@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Routed experts in pinned host memory: what is refused, whether they fit, and how many
-slots a layer gets on the device."""
+slots a layer gets on the device.
 
-from collections.abc import Callable
+How many fit, the engine knows once workers have profiled a step with the fewest: what
+the KV cache of all requests leaves is shared among the layers.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 
+from vllm import envs
 from vllm.config import (
     VllmConfig,
     get_current_vllm_config,
@@ -18,14 +25,20 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.utils.host_memory import BOOT_ID, free_host_memory
-from vllm.utils.math_utils import next_power_of_2
+from vllm.utils.math_utils import cdiv, next_power_of_2
 from vllm.utils.mem_constants import GiB_bytes
+
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.fused_moe.experts.xpu_cached_moe import (
+        XPUCachedExpertsMxFp4,
+    )
+    from vllm.v1.executor import Executor
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.worker.worker_base import WorkerBase
 
 logger = init_logger(__name__)
 
 FLAG = "--moe-expert-cache-size"
-RESERVE = 4 * GiB_bytes
-"""Of the device, for activations, KV cache and a draft, if the slots are not given."""
 
 
 def expert_cache_size() -> int:
@@ -42,11 +55,21 @@ def check_expert_cache(vllm_config: VllmConfig) -> None:
 
     """
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    # Not in every release.
+    is_stored = getattr(envs, "VLLM_ENABLE_STARTUP_PLAN", False)
+    is_auto = vllm_config.offload_config.moe_expert_cache_size < 0
+    if is_auto and (is_stored or vllm_config.cache_config.kv_cache_memory_bytes):
+        raise ValueError(
+            f"{FLAG} auto needs the memory that a step takes, which nobody measures "
+            f"with --kv-cache-memory-bytes or VLLM_ENABLE_STARTUP_PLAN: drop those, or "
+            f"give a number"
+        )
     for flag, is_set in (
         ("--enable-eplb", parallel.enable_eplb),
         ("--enable-expert-parallel", parallel.enable_expert_parallel),
         ("--data-parallel-size", parallel.data_parallel_size > 1),
         ("--enable-sleep-mode", model is not None and model.enable_sleep_mode),
+        ("--weight-transfer-config", vllm_config.weight_transfer_config is not None),
     ):
         if is_set:
             raise ValueError(
@@ -116,38 +139,127 @@ def host_experts(
 
 
 def num_slots(layer_name: str, moe: FusedMoEConfig, expert_bytes: int) -> int:
-    """Slots of a layer whose experts have `expert_bytes` bytes on this rank each.
+    """Slots of a layer when it is loaded: the fewest, if as many as fit are wanted.
 
-    Raises:
-        ValueError: the device has no room for the experts of a token.
+    Args:
+        layer_name: of the experts.
+        moe: of the layer.
+        expert_bytes: bytes of an expert on this rank.
 
     """
-    config = get_current_vllm_config()
-    layers, is_first = _layers(layer_name)
     slots, least = expert_cache_size(), moe.experts_per_token
     if slots < 0:
-        free, total = torch.accelerator.get_memory_info()
-        room = config.cache_config.gpu_memory_utilization * total - (total - free)
-        slots = max(int(room - RESERVE), 0) // (layers * expert_bytes)
-        if slots < least:
-            raise ValueError(
-                f"{FLAG} auto: the device has room for {slots} experts a layer, and a "
-                f"token needs {least}: raise --gpu-memory-utilization or "
-                f"--tensor-parallel-size"
-            )
-        # A draft's layers, which are loaded later, get as many.
-        config.offload_config.moe_expert_cache_size = slots
+        return least
     slots = min(slots, moe.num_experts)
+    layers, is_first = _layers(layer_name)
     if is_first:
-        logger.info(
-            "Experts on the device: %d of %d a layer, %.2f GiB. A token reads at most "
-            "%.2f GiB over the link, if none of its experts is among them.",
-            slots,
-            moe.num_experts,
-            layers * slots * expert_bytes / GiB_bytes,
-            layers * least * expert_bytes / GiB_bytes,
-        )
+        _say_slots(slots, moe.num_experts, least, layers * expert_bytes)
     return slots
+
+
+def fill_expert_cache(
+    executor: "Executor",
+    vllm_config: VllmConfig,
+    kv_cache_configs: "Sequence[KVCacheConfig]",
+    available_memory: Sequence[int],
+) -> list[int]:
+    """Give experts the memory that the KV cache of `max_num_seqs` requests of
+    `max_model_len` tokens leaves: as many slots on each worker.
+
+    Args:
+        executor: of the workers, whose layers have the fewest slots.
+        vllm_config: of the engine.
+        kv_cache_configs: of each worker, if the KV cache takes `available_memory`.
+        available_memory: bytes of each worker beside those slots.
+
+    Returns:
+        Bytes that are left for the KV cache of each worker.
+
+    """
+    requests = vllm_config.scheduler_config.max_num_seqs
+    # Block 0 is nobody's.
+    wanted = 1 + max(
+        _blocks(vllm_config, config, requests) for config in kv_cache_configs
+    )
+    found: list[tuple[int, int, int]] = executor.collective_rpc(held_slots)
+    extra = []
+    for config, memory, (_, _, slot_bytes) in zip(
+        kv_cache_configs, available_memory, found, strict=True
+    ):
+        pages = max((one.size for one in config.kv_cache_tensors), default=0)
+        kept = min(wanted, config.num_blocks) * pages // config.num_blocks
+        extra.append(max(memory - kept, 0) // slot_bytes)
+    least, experts, _ = found[0]
+    more = min(*extra, experts - least)
+    if more:
+        executor.collective_rpc(partial(take_slots, slots=least + more))
+    else:
+        logger.warning(
+            "%s auto: a layer gets no more than the %d experts of a token. The KV "
+            "cache of --max-num-seqs %d requests of --max-model-len %d tokens comes "
+            "first: lower them.",
+            FLAG,
+            least,
+            requests,
+            vllm_config.model_config.max_model_len,
+        )
+    _say_slots(least + more, experts, least, found[0][2])
+    return [
+        memory - more * slot_bytes
+        for memory, (_, _, slot_bytes) in zip(available_memory, found, strict=True)
+    ]
+
+
+def held_slots(worker: "WorkerBase") -> tuple[int, int, int]:
+    """Of a worker: slots of a layer, its experts, and bytes of a slot of all layers."""
+    caches = [one.cache for one in cached_layers(worker.vllm_config)]
+    slots, experts = (len(t) for t in (caches[0].expert_of, caches[0].slot_of))
+    return slots, experts, sum(cache.expert_bytes for cache in caches)
+
+
+def take_slots(worker: "WorkerBase", slots: int) -> None:
+    """Give each layer of a worker other slots, which are empty."""
+    layers = cached_layers(worker.vllm_config)
+    hosts = [layer.drop_slots() for layer in layers]
+    torch.accelerator.empty_cache()
+    for layer, host in zip(layers, hosts, strict=True):
+        layer.take_slots(host, slots)
+    worker.vllm_config.offload_config.moe_expert_cache_size = slots
+
+
+def cached_layers(vllm_config: VllmConfig) -> "list[XPUCachedExpertsMxFp4]":
+    """Those of all layers of this process, its draft's among them."""
+    config = vllm_config.compilation_config
+    layers = (
+        config.static_forward_context[name].routed_experts
+        for name in config.static_all_moe_layers
+    )
+    return [layer.quant_method.moe_kernel.fused_experts for layer in layers]
+
+
+def _blocks(vllm_config: VllmConfig, config: "KVCacheConfig", requests: int) -> int:
+    """Blocks of so many requests of the longest context, while one of them reads a
+    chunk of its prompt."""
+    decoding = reading = 0
+    for group in config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        most = cdiv(spec.max_memory_usage_bytes(vllm_config), spec.page_size_bytes)
+        one = next(iter(getattr(spec, "kv_cache_specs", {"": spec}).values()))
+        window = getattr(one, "sliding_window", None)
+        reading += most
+        decoding += min(most, cdiv(window, one.block_size) + 1) if window else most
+    return requests * decoding + reading - decoding
+
+
+def _say_slots(slots: int, experts: int, least: int, slot_bytes: int) -> None:
+    logger.info(
+        "Experts on the device: %d of %d a layer, %.2f GiB. A token reads at most "
+        "%.2f GiB over the link, if none of its experts is among them.",
+        slots,
+        experts,
+        slots * slot_bytes / GiB_bytes,
+        least * slot_bytes / GiB_bytes,
+    )
 
 
 def _layers(layer_name: str) -> tuple[int, bool]:

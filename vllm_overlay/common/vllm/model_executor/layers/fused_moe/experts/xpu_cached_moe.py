@@ -7,12 +7,16 @@ import torch
 import vllm.model_executor.layers.fused_moe.modular_kernel as mk
 from vllm.model_executor.kernels.xpu_dsv4.expert_cache import (
     ExpertCache,
+    Weights,
     cached_experts,
     cached_workspace_size,
     make_expert_cache,
 )
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-from vllm.model_executor.layers.fused_moe.expert_cache import num_slots
+from vllm.model_executor.layers.fused_moe.expert_cache import (
+    expert_cache_size,
+    num_slots,
+)
 from vllm.model_executor.layers.fused_moe.experts.xpu_triton_moe import (
     XPUTritonExpertsMxFp4,
 )
@@ -26,6 +30,8 @@ class XPUCachedExpertsMxFp4(XPUTritonExpertsMxFp4):
     for the host."""
 
     cache: ExpertCache
+    most_slots: int
+    """Of which a workspace is asked for while nobody knows how many fit."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         w13, w13_scale, w2, w2_scale = (
@@ -40,8 +46,21 @@ class XPUCachedExpertsMxFp4(XPUTritonExpertsMxFp4):
         host = w13, w13_scale, w2, w2_scale
         expert_bytes = sum(part[0].numel() for part in host)
         slots = num_slots(layer.layer_name, self.moe_config, expert_bytes)
+        self.take_slots(host, slots)
+        if expert_cache_size() < 0:
+            self.most_slots = self.moe_config.num_experts
+
+    def drop_slots(self) -> Weights:
+        """Free the device's memory; what is left is on the host."""
+        host = self.cache.host
+        del self.cache
+        return host
+
+    def take_slots(self, host: Weights, slots: int) -> None:
+        """Allocate slots on the device, which are empty."""
         device = torch.device(current_platform.device_type)
         self.cache = make_expert_cache(host, slots, device)
+        self.most_slots = slots
 
     def workspace_shapes(
         self,
@@ -54,8 +73,8 @@ class XPUCachedExpertsMxFp4(XPUTritonExpertsMxFp4):
         expert_tokens_meta: mk.ExpertTokensMetadata | None,
         activation: MoEActivation,
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        slots = len(self.cache.expert_of)
-        size = cached_workspace_size(M, topk, local_num_experts, slots, K, N // 2)
+        sizes = (M, topk, local_num_experts, self.most_slots, K, N // 2)
+        size = cached_workspace_size(*sizes)
         # A workspace has elements of bf16.
         return (cdiv(size, 2),), (0,), (M, K)
 
