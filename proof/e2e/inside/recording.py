@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from triton.runtime import interpreter as triton_interpreter
+from vllm.config import set_current_vllm_config
 from vllm.forward_context import get_forward_context
 
 from proof.e2e.inside import blocks, sabotage
@@ -134,6 +135,16 @@ class RecordingWorker(Recording, EmulatedXpuWorker):
         interpreter.repair()
         interpreter_speed.speed_up()
         super().__init__(*args, **kwargs)
+
+
+class ToldMemoryWorker(RecordingWorker):
+    """Profiles as the base class does, and says that a step leaves `E2E_MEMORY_LEFT`
+    bytes: the emulated device has none."""
+
+    def determine_available_memory(self) -> int:
+        with set_current_vllm_config(self.vllm_config):
+            self.model_runner.profile_run()
+        return int(os.environ["E2E_MEMORY_LEFT"])
 
 
 def workspace_bytes() -> int:

@@ -184,7 +184,7 @@ def test_plan_and_start_give_experts_as_many_slots(
             ("kv_cache_memory_bytes", None),
             ("max_num_batched_tokens", chunk),
             ("enable_prefix_caching", True),
-            ("worker_cls", "proof.e2e.inside.told_memory.ToldMemoryWorker"),
+            ("worker_cls", "proof.e2e.inside.recording.ToldMemoryWorker"),
         ),
         environment=(("E2E_MEMORY_LEFT", str(free)),),
     )
