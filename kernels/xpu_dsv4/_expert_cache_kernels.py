@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Which experts of host memory go to which slots of the device, and the copy."""
 
+from ._experts_route import route_pair
 from ._triton import tl, triton
 
 NEVER = 2**62
@@ -14,7 +15,6 @@ NEVER = 2**62
         "topk",
         "num_experts",
         "num_slots",
-        "num_entries",
         "ids_stride",
     ]
 )
@@ -32,7 +32,6 @@ def _assign_kernel(
     topk,
     num_experts,
     num_slots,
-    num_entries,
     ids_stride,
     IS_FIRST: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -53,28 +52,27 @@ def _assign_kernel(
     slots = tl.load(slot_of_ptr + expert_offs, mask=is_expert, other=-1)
     # Two below zero, so that no id, nor the expert of an empty slot, is equal.
     held = tl.load(expert_of_ptr + slot_offs, mask=is_slot, other=-2)
+    used = tl.load(used_ptr + slot_offs, mask=is_slot, other=NEVER)  # [BLOCK_S] int64
+    clock = tl.load(counts_ptr) + 1
+    all_hits = tl.load(counts_ptr + 1)
+    all_misses = tl.load(counts_ptr + 2)
     busy = tl.zeros([BLOCK_S], tl.int32)
     if IS_FIRST:
         needed = tl.zeros([BLOCK_E], tl.int32)
         for start in range(0, num_pairs, CHUNK):
-            pairs = start + tl.arange(0, CHUNK)  # [CHUNK]
-            id_ptrs = ids_ptr + (pairs // topk).to(tl.int64) * ids_stride
-            id_ptrs += pairs % topk
-            ids = tl.load(id_ptrs, mask=pairs < num_pairs, other=-1)
-            ids = tl.where((ids >= 0) & (ids < num_experts), ids, -3).to(tl.int32)
-            # [CHUNK, BLOCK_E], [CHUNK, BLOCK_S]
-            chosen = (ids[:, None] == expert_offs[None, :]).to(tl.int32)
-            found = (ids[:, None] == held[None, :]).to(tl.int32)
-            needed = tl.maximum(needed, tl.max(chosen, 0))
-            busy = tl.maximum(busy, tl.max(found, 0))
+            for place in tl.static_range(CHUNK):
+                pair = start + place
+                id_ptr = ids_ptr + (pair // topk).to(tl.int64) * ids_stride
+                chosen = tl.load(id_ptr + pair % topk, mask=pair < num_pairs, other=-1)
+                chosen = tl.where((chosen >= 0) & (chosen < num_experts), chosen, -3)
+                needed |= (expert_offs == chosen).to(tl.int32)
+                busy |= (held == chosen).to(tl.int32)
     else:
         needed = tl.load(waiting_ptr + expert_offs, mask=is_expert, other=0)
     here = tl.where(needed != 0, slots, -1)  # [BLOCK_E]
     missing = tl.where(slots < 0, needed, 0)  # [BLOCK_E]
     hits = tl.sum(busy, 0)
     fetched = tl.minimum(tl.sum(missing, 0), num_slots - hits)
-    clock = tl.load(counts_ptr) + 1
-    used = tl.load(used_ptr + slot_offs, mask=is_slot, other=NEVER)  # [BLOCK_S] int64
     ages = tl.where(busy != 0, NEVER, used)
     for entry in range(0, fetched):
         expert = tl.min(tl.where(missing != 0, expert_offs, BLOCK_E), 0)
@@ -90,8 +88,6 @@ def _assign_kernel(
         ages = tl.where(slot_offs == slot, NEVER, ages)
         tl.store(fetched_experts_ptr + entry, expert)
         tl.store(fetched_slots_ptr + entry, slot)
-    empty = (slot_offs >= fetched) & (slot_offs < num_entries)
-    tl.store(fetched_experts_ptr + slot_offs, -1, mask=empty)
     tl.store(slot_of_ptr + expert_offs, slots, mask=is_expert)
     tl.store(here_ptr + expert_offs, here, mask=is_expert)
     tl.store(waiting_ptr + expert_offs, missing, mask=is_expert)
@@ -99,8 +95,9 @@ def _assign_kernel(
     used = tl.where(busy != 0, clock, used)
     tl.store(used_ptr + slot_offs, used, mask=is_slot)
     tl.store(counts_ptr, clock)
-    tl.store(counts_ptr + 1, tl.load(counts_ptr + 1) + hits)
-    tl.store(counts_ptr + 2, tl.load(counts_ptr + 2) + fetched)
+    tl.store(counts_ptr + 1, all_hits + hits)
+    tl.store(counts_ptr + 2, all_misses + fetched)
+    tl.store(counts_ptr + 3, fetched.to(tl.int64))
 
 
 @triton.jit
@@ -123,7 +120,8 @@ def _copy(
 
 
 @triton.jit
-def _fetch_kernel(
+def _fetch(
+    work,
     host_w13_ptr,
     host_w13_scale_ptr,
     host_w2_ptr,
@@ -139,32 +137,103 @@ def _fetch_kernel(
     W2: tl.constexpr,
     W2_SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):
-    """A block of words of one of an expert's four tensors, of `W13` to `W2_SCALE`
-    words of 8 bytes."""
+    """Block `work % BLOCKS` of the expert of entry `work // BLOCKS`."""
     END_13: tl.constexpr = (W13 + BLOCK - 1) // BLOCK
     END_13_SCALE: tl.constexpr = END_13 + (W13_SCALE + BLOCK - 1) // BLOCK
     END_2: tl.constexpr = END_13_SCALE + (W2 + BLOCK - 1) // BLOCK
-    block = tl.program_id(0)
-    expert = tl.load(fetched_experts_ptr + tl.program_id(1))
-    if expert >= 0:
-        slot = tl.load(fetched_slots_ptr + tl.program_id(1))
-        if block < END_13:
-            _copy(host_w13_ptr, w13_ptr, expert, slot, block, W13, BLOCK)
-        elif block < END_13_SCALE:
-            block -= END_13
-            _copy(
-                host_w13_scale_ptr,
-                w13_scale_ptr,
-                expert,
-                slot,
-                block,
-                W13_SCALE,
-                BLOCK,
+    entry, block = work // BLOCKS, work % BLOCKS
+    expert = tl.load(fetched_experts_ptr + entry)
+    slot = tl.load(fetched_slots_ptr + entry)
+    if block < END_13:
+        _copy(host_w13_ptr, w13_ptr, expert, slot, block, W13, BLOCK)
+    elif block < END_13_SCALE:
+        block -= END_13
+        _copy(host_w13_scale_ptr, w13_scale_ptr, expert, slot, block, W13_SCALE, BLOCK)
+    elif block < END_2:
+        block -= END_13_SCALE
+        _copy(host_w2_ptr, w2_ptr, expert, slot, block, W2, BLOCK)
+    else:
+        block -= END_2
+        _copy(host_w2_scale_ptr, w2_scale_ptr, expert, slot, block, W2_SCALE, BLOCK)
+
+
+@triton.jit(
+    do_not_specialize=["num_pairs", "topk", "num_experts", "num_slots", "ids_stride"]
+)
+def _fetch_kernel(
+    host_w13_ptr,
+    host_w13_scale_ptr,
+    host_w2_ptr,
+    host_w2_scale_ptr,
+    w13_ptr,
+    w13_scale_ptr,
+    w2_ptr,
+    w2_scale_ptr,
+    counts_ptr,
+    fetched_experts_ptr,
+    fetched_slots_ptr,
+    ids_ptr,
+    here_ptr,
+    tile_experts_ptr,
+    tile_pairs_ptr,
+    num_pairs,
+    topk,
+    num_experts,
+    num_slots,
+    ids_stride,
+    HAS_TILES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    W13: tl.constexpr,
+    W13_SCALE: tl.constexpr,
+    W2: tl.constexpr,
+    W2_SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    COPIERS: tl.constexpr,
+):
+    """Read a wave's misses, each `W13` to `W2_SCALE` words of 8 bytes; and if
+    `HAS_TILES`, the first programs fill the tiles of a pair each meanwhile."""
+    program = tl.program_id(0)
+    if HAS_TILES:
+        if program < num_pairs:
+            route_pair(
+                program,
+                ids_ptr,
+                here_ptr,
+                tile_experts_ptr,
+                tile_pairs_ptr,
+                num_pairs,
+                topk,
+                num_experts,
+                num_slots,
+                ids_stride,
+                True,
+                BLOCK_M,
+                BLOCK_P,
             )
-        elif block < END_2:
-            block -= END_13_SCALE
-            _copy(host_w2_ptr, w2_ptr, expert, slot, block, W2, BLOCK)
-        else:
-            block -= END_2
-            _copy(host_w2_scale_ptr, w2_scale_ptr, expert, slot, block, W2_SCALE, BLOCK)
+        program -= num_pairs
+    if program >= 0:
+        end = tl.load(counts_ptr + 3).to(tl.int32) * BLOCKS
+        for work in range(program, end, COPIERS):
+            _fetch(
+                work,
+                host_w13_ptr,
+                host_w13_scale_ptr,
+                host_w2_ptr,
+                host_w2_scale_ptr,
+                w13_ptr,
+                w13_scale_ptr,
+                w2_ptr,
+                w2_scale_ptr,
+                fetched_experts_ptr,
+                fetched_slots_ptr,
+                W13,
+                W13_SCALE,
+                W2,
+                W2_SCALE,
+                BLOCK,
+                BLOCKS,
+            )

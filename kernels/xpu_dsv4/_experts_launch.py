@@ -2,6 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Launches of routed experts: the rows of pairs, and their sum by token."""
 
+from collections.abc import Callable
+
 import torch
 
 from . import _experts_config as config
@@ -48,6 +50,47 @@ def _in_words(rows: torch.Tensor) -> torch.Tensor:
     return rows.view(torch.int32)
 
 
+def route(
+    topk_ids: torch.Tensor,
+    expert_map: torch.Tensor | None,
+    experts: int,
+    tile_experts: torch.Tensor,
+    tile_pairs: torch.Tensor,
+    block_m: int,
+) -> None:
+    """Fill `tile_experts` and `tile_pairs`, in one launch."""
+    pairs, topk = topk_ids.numel(), topk_ids.shape[1]
+    has_map = expert_map is not None
+    where = (topk_ids if expert_map is None else expert_map, tile_experts, tile_pairs)
+    known = experts if expert_map is None else expert_map.shape[0]
+    numbers = (topk, known, experts, topk_ids.stride(0))
+    if by_pair(pairs, experts, block_m):
+        few = pairs <= FEW_PAIRS
+        _route_few_kernel[(pairs,)](
+            topk_ids,
+            *where,
+            pairs,
+            *numbers,
+            HAS_MAP=has_map,
+            BLOCK_M=block_m,
+            BLOCK_P=FEW_PAIRS if few else next_power_of_2(max(pairs, CHUNK // 2)),
+            **launch_options(topk_ids.device, num_warps=1 if few else 4),
+        )
+        return
+    _route_many_kernel[(experts,)](
+        topk_ids,
+        *where,
+        pairs,
+        tile_experts.shape[0],
+        *numbers,
+        HAS_MAP=has_map,
+        IS_FLAT=topk_ids.stride(0) == topk,
+        BLOCK_M=block_m,
+        CHUNK=CHUNK if pairs > CHUNK // 2 else CHUNK // 2,
+        **launch_options(topk_ids.device, num_warps=4),
+    )
+
+
 def expert_rows(
     hidden_states: torch.Tensor,
     w13: torch.Tensor,
@@ -59,12 +102,13 @@ def expert_rows(
     swiglu_limit: float | None,
     workspace: torch.Tensor,
     known: int,
+    route: Callable[..., None] = route,
 ) -> torch.Tensor:
     """What the chosen expert of each pair gives, in three launches.
 
     Arguments are those of `routed_experts`, checked, and not empty. `known` is the
     number of experts on which pairs fall: the order of sums depends on it, not on
-    how many of them are in memory.
+    how many of them are in memory. `route` may do more than fill the tiles.
 
     Returns:
         Rows of shape `[T * K, H]`, bf16, in `workspace`. Those of pairs whose expert is
@@ -83,7 +127,7 @@ def expert_rows(
     activated = parts[2].view(torch.bfloat16)
     rows = parts[3].view(torch.bfloat16).view(pairs, hidden)
     block_m = config.block_m(pairs, known)
-    _route(topk_ids, expert_map, experts, tile_experts, tile_pairs, block_m)
+    route(topk_ids, expert_map, experts, tile_experts, tile_pairs, block_m)
     tiles, like = tile_experts.shape[0], num_tiles(pairs, known, block_m)
     x = _in_words(hidden_states)
     first = config.product(block_m, like, hidden, 2 * columns, device.type)
@@ -165,45 +209,4 @@ def combine(
         TOPK=topk,
         BLOCK_D=BLOCK_D,
         **launch_options(out.device, num_warps=4),
-    )
-
-
-def _route(
-    topk_ids: torch.Tensor,
-    expert_map: torch.Tensor | None,
-    experts: int,
-    tile_experts: torch.Tensor,
-    tile_pairs: torch.Tensor,
-    block_m: int,
-) -> None:
-    """Fill `tile_experts` and `tile_pairs`, in one launch."""
-    pairs, topk = topk_ids.numel(), topk_ids.shape[1]
-    has_map = expert_map is not None
-    where = (topk_ids if expert_map is None else expert_map, tile_experts, tile_pairs)
-    known = experts if expert_map is None else expert_map.shape[0]
-    numbers = (topk, known, experts, topk_ids.stride(0))
-    if by_pair(pairs, experts, block_m):
-        few = pairs <= FEW_PAIRS
-        _route_few_kernel[(pairs,)](
-            topk_ids,
-            *where,
-            pairs,
-            *numbers,
-            HAS_MAP=has_map,
-            BLOCK_M=block_m,
-            BLOCK_P=FEW_PAIRS if few else next_power_of_2(max(pairs, CHUNK // 2)),
-            **launch_options(topk_ids.device, num_warps=1 if few else 4),
-        )
-        return
-    _route_many_kernel[(experts,)](
-        topk_ids,
-        *where,
-        pairs,
-        tile_experts.shape[0],
-        *numbers,
-        HAS_MAP=has_map,
-        IS_FLAT=topk_ids.stride(0) == topk,
-        BLOCK_M=block_m,
-        CHUNK=CHUNK if pairs > CHUNK // 2 else CHUNK // 2,
-        **launch_options(topk_ids.device, num_warps=4),
     )

@@ -41,10 +41,9 @@ def local_expert(
     return tl.where(here, experts, -1).to(tl.int32)
 
 
-@triton.jit(
-    do_not_specialize=["num_pairs", "topk", "num_global", "num_experts", "ids_stride"]
-)
-def _route_few_kernel(
+@triton.jit
+def route_pair(
+    own,
     ids_ptr,
     expert_map_ptr,
     tile_experts_ptr,
@@ -60,7 +59,6 @@ def _route_few_kernel(
 ):
     """The tile of one pair: it and the next of its expert, if a multiple of `BLOCK_M`
     of that expert's pairs come before it."""
-    own = tl.program_id(0)
     pair_offs = tl.arange(0, BLOCK_P)  # [BLOCK_P]
     id_offs = pair_offs + pair_offs // topk * (ids_stride - topk)  # [BLOCK_P]
     ids = tl.load(ids_ptr + id_offs, mask=pair_offs < num_pairs, other=-1)
@@ -78,6 +76,41 @@ def _route_few_kernel(
     row_offs = tl.arange(0, BLOCK_M)  # [BLOCK_M]
     empty = (row_offs >= count) & is_first
     tl.store(tile_pairs_ptr + own * BLOCK_M + row_offs, -1, mask=empty)
+
+
+@triton.jit(
+    do_not_specialize=["num_pairs", "topk", "num_global", "num_experts", "ids_stride"]
+)
+def _route_few_kernel(
+    ids_ptr,
+    expert_map_ptr,
+    tile_experts_ptr,
+    tile_pairs_ptr,
+    num_pairs,
+    topk,
+    num_global,
+    num_experts,
+    ids_stride,
+    HAS_MAP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
+    """The tile of one pair."""
+    route_pair(
+        tl.program_id(0),
+        ids_ptr,
+        expert_map_ptr,
+        tile_experts_ptr,
+        tile_pairs_ptr,
+        num_pairs,
+        topk,
+        num_global,
+        num_experts,
+        ids_stride,
+        HAS_MAP,
+        BLOCK_M,
+        BLOCK_P,
+    )
 
 
 @triton.jit

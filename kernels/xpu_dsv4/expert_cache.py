@@ -8,6 +8,7 @@ any choice. A step that may need more experts than there are slots is served in 
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -20,15 +21,23 @@ from ._checks import (
 )
 from ._expert_cache_kernels import _assign_kernel, _fetch_kernel
 from ._experts_checks import check_experts
-from ._experts_launch import combine, expert_rows, workspace_bytes, workspace_sizes
+from ._experts_launch import (
+    FEW_PAIRS,
+    combine,
+    expert_rows,
+    route,
+    workspace_bytes,
+    workspace_sizes,
+)
+from ._experts_route import by_pair
 from ._launch import cdiv, launch_options, next_power_of_2
 
 WORD = 8
 """Bytes of a word of the copy."""
 BLOCK = 4096
-"""Words of a program of the copy."""
-FEW_PAIRS = 64
-"""So many pairs one sub-group looks through."""
+"""Words that a program of the copy has in flight."""
+COPIERS = 256
+"""Programs of the copy at most: a launch without a miss is short."""
 
 Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """w13, w13_scale, w2 and w2_scale, as `arrange_mxfp4_experts` leaves them."""
@@ -52,13 +61,14 @@ class ExpertCache:
         used (torch.Tensor):
             The clock when each slot was last used, `[S]`, int64.
         counts (torch.Tensor):
-            The clock, in waves; hits; and misses, in experts: `[3]`, int64.
+            The clock, in waves; hits; and misses, in experts; and those of the last
+            wave: `[4]`, int64.
         waiting (torch.Tensor):
             Experts that this step needs in later waves, `[E]`, int32.
         here (torch.Tensor):
             Slot of each expert of this wave or -1, `[E]`, int32.
         fetched (torch.Tensor):
-            Experts, -1 behind the last, and slots of this wave's misses, `[2, S]`,
+            Experts and slots of this wave's misses, as many as `counts` says, `[2, S]`,
             int32.
 
     """
@@ -73,6 +83,11 @@ class ExpertCache:
     waiting: torch.Tensor
     here: torch.Tensor
     fetched: torch.Tensor
+
+    @property
+    def slots_of_experts(self) -> tuple[int, int]:
+        """E and S."""
+        return len(self.slot_of), len(self.expert_of)
 
     @property
     def expert_bytes(self) -> int:
@@ -129,7 +144,7 @@ def make_expert_cache(
         slot_of=table(experts, value=-1),
         expert_of=table(num_slots, value=-1),
         used=table(num_slots, dtype=torch.int64),
-        counts=table(3, dtype=torch.int64),
+        counts=table(4, dtype=torch.int64),
         waiting=table(experts),
         here=table(experts, value=-1),
         fetched=table(2, num_slots, value=-1),
@@ -159,11 +174,14 @@ def fetch_experts(cache: ExpertCache, topk_ids: torch.Tensor, wave: int = 0) -> 
     check_dtype("topk_ids", topk_ids, torch.int32, torch.int64)
     check_shape("topk_ids", topk_ids, None, None)
     check_inner_contiguous("topk_ids", topk_ids)
-    pairs, device = topk_ids.numel(), topk_ids.device
-    experts, num_slots = len(cache.slot_of), len(cache.expert_of)
-    entries = min(pairs, num_slots)
-    if not entries:
-        return
+    if topk_ids.numel():
+        _assign(cache, topk_ids, wave)
+        _fetch(cache, topk_ids)
+
+
+def _assign(cache: ExpertCache, topk_ids: torch.Tensor, wave: int) -> None:
+    """Give a wave's experts slots, in one launch."""
+    pairs, (experts, num_slots) = topk_ids.numel(), cache.slots_of_experts
     few = pairs <= FEW_PAIRS or wave > 0
     _assign_kernel[(1,)](
         topk_ids,
@@ -178,22 +196,66 @@ def fetch_experts(cache: ExpertCache, topk_ids: torch.Tensor, wave: int = 0) -> 
         topk_ids.shape[1],
         experts,
         num_slots,
-        entries,
         topk_ids.stride(0),
         IS_FIRST=wave == 0,
         CHUNK=8,
         BLOCK_E=next_power_of_2(experts),
         BLOCK_S=next_power_of_2(num_slots),
-        **launch_options(device, num_warps=4 if few else 16),
+        **launch_options(topk_ids.device, num_warps=4 if few else 16),
     )
+
+
+def _fetch(
+    cache: ExpertCache,
+    topk_ids: torch.Tensor,
+    tiles: tuple[torch.Tensor, torch.Tensor] | None = None,
+    block_m: int = 1,
+) -> None:
+    """Read a wave's misses, and give each pair its tile meanwhile, in one launch."""
+    pairs, (experts, num_slots) = topk_ids.numel(), cache.slots_of_experts
     sizes = [part[0].numel() // WORD for part in cache.slots]
-    _fetch_kernel[(sum(cdiv(size, BLOCK) for size in sizes), entries)](
+    blocks = sum(cdiv(size, BLOCK) for size in sizes)
+    copiers = min(COPIERS, blocks * min(pairs, num_slots))
+    _fetch_kernel[(copiers + (pairs if tiles else 0),)](
         *cache.words,
+        cache.counts,
         *cache.fetched,
+        topk_ids,
+        cache.here,
+        *(tiles or (cache.here, cache.here)),
+        pairs,
+        topk_ids.shape[1],
+        experts,
+        num_slots,
+        topk_ids.stride(0),
+        tiles is not None,
+        block_m,
+        FEW_PAIRS,
         *sizes,
         BLOCK=BLOCK,
-        **launch_options(device, num_warps=8),
+        BLOCKS=blocks,
+        COPIERS=copiers,
+        **launch_options(topk_ids.device, num_warps=8),
     )
+
+
+def _fetch_and_route(
+    cache: ExpertCache,
+    wave: int,
+    topk_ids: torch.Tensor,
+    expert_map: torch.Tensor | None,
+    experts: int,
+    tile_experts: torch.Tensor,
+    tile_pairs: torch.Tensor,
+    block_m: int,
+) -> None:
+    """`route` of a wave, whose experts get slots before."""
+    _assign(cache, topk_ids, wave)
+    if topk_ids.numel() <= FEW_PAIRS and by_pair(topk_ids.numel(), experts, block_m):
+        _fetch(cache, topk_ids, (tile_experts, tile_pairs), block_m)
+        return
+    _fetch(cache, topk_ids)
+    route(topk_ids, expert_map, experts, tile_experts, tile_pairs, block_m)
 
 
 def cached_workspace_size(
@@ -230,7 +292,8 @@ def cached_experts(
 ) -> torch.Tensor:
     """Each token's experts, weighted and summed: the bits of `routed_experts`.
 
-    Five launches a wave and one for the sum, none of which waits for the host.
+    Four launches a wave, five of more than 64 pairs, and one for the sum, none of which
+    waits for the host.
 
     Args:
         hidden_states (torch.Tensor):
@@ -281,7 +344,6 @@ def cached_experts(
         need = cached_workspace_size(*sizes)
         workspace = torch.empty(need, dtype=torch.uint8, device=device)
     for wave in range(cache.waves(topk_ids.numel())):
-        fetch_experts(cache, topk_ids, wave)
         rows = expert_rows(
             hidden_states,
             *slots,
@@ -290,6 +352,7 @@ def cached_experts(
             swiglu_limit,
             workspace,
             experts,
+            partial(_fetch_and_route, cache, wave),
         )
     combine(rows, topk_weights, topk_ids, None, experts, out)
     return out

@@ -152,7 +152,7 @@ def times(
         slots = max(int(share * layer.experts), layer.topk)
         cache = make_expert_cache(host, slots, device)
         microseconds = took(partial(cached, cache))
-        _, hits, misses = cache.counts.tolist()
+        _, hits, misses, _ = cache.counts.tolist()
         # UVA offload keeps whole layers on the device, as many as memory holds.
         uva = (slots * here + (layer.experts - slots) * there) / layer.experts
         yield (

@@ -21,8 +21,8 @@ NOTES = (
     " long as the context, at most 131,072 tokens, modelled alike.",
 )
 SLOTS = (
-    "slots: experts of a layer on each device: what `auto` takes beside the cache of all"
-    " requests. All are pinned. In the best split a token reads"
+    "slots: experts of a layer on each device: what `auto` takes beside the cache of"
+    " all requests. All are pinned. In the best split a token reads"
     " {:.2f} to {:.2f} GiB over each link: at best it finds what llama.cpp#27861"
     " measured with another model, at worst what chance gives. Of V4-Flash a user"
     " reports 8 to 18 % with 5 % of the experts (FreeToken#174): nearer to chance."

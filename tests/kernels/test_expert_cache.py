@@ -39,7 +39,7 @@ def check_tables(cache, reference: Reference) -> None:
             for held, whole in zip(cache.slots, cache.host, strict=True):
                 assert torch.equal(held[slot].cpu(), whole[expert])
     assert cache.slot_of.tolist() == slot_of
-    assert cache.counts[1:].tolist() == [reference.hits, reference.misses]
+    assert cache.counts[1:3].tolist() == [reference.hits, reference.misses]
 
 
 def serve(cache, reference: Reference, ids: torch.Tensor) -> int:
@@ -169,7 +169,7 @@ def test_no_token(device):
     found = expert_cache.cached_experts(x, cache, ids.float(), ids)
     assert found.shape == (0, HIDDEN)
     expert_cache.fetch_experts(cache, ids)
-    assert cache.counts.tolist() == [0, 0, 0]
+    assert not cache.counts.any()
 
 
 def test_replayed_with_other_ids(device):
