@@ -2,6 +2,7 @@
 """A server that is sent a whole prompt computes its last token again, and needs that
 token's windows: it keeps them, and so does the server that sends."""
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
@@ -80,6 +81,15 @@ def test_a_cache_that_is_too_small_is_noticed(length: int) -> None:
     assert fits.index(True) + 2 == taken + 1
 
 
+@functools.cache
+def sender() -> Any:
+    """A connector that is told what it may send; it takes a while to make."""
+    sends = layout.module("vllm.distributed.kv_transfer.kv_connector.v1.base")
+    connector = create_autospec(sends.SupportsHMA, instance=True)
+    connector.request_finished_all_groups.return_value = False, None
+    return connector
+
+
 def blocks_that_are_sent(
     cache: Any, length: int, chunk: int, in_flight: int = 0
 ) -> list[list[int]]:
@@ -93,9 +103,7 @@ def blocks_that_are_sent(
         asked.num_computed_tokens += tokens
     asked.append_output_token_ids(1)
     asked.num_in_flight_tokens = in_flight
-    sends = layout.module("vllm.distributed.kv_transfer.kv_connector.v1.base")
-    connector = create_autospec(sends.SupportsHMA, instance=True)
-    connector.request_finished_all_groups.return_value = False, None
+    connector = sender()
     scheduler = SimpleNamespace(
         connector=connector,
         kv_cache_manager=cache,
