@@ -57,6 +57,10 @@ def experts_without(*lacking: str) -> dict[str, torch.Tensor]:
 
 LACKING: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
     "a weight": (NAME, {"part.scale": SCALE}),
+    "the scale of words": (
+        "no scale for layers.0.ffn.experts.0.w1.qweight",
+        WHOLE | {"layers.0.ffn.experts.0.w1.qweight": torch.zeros(1).int()},
+    ),
     "a parameter": ("attn_sink", {NAME: FP8, "part.scale": SCALE}),
     "a part of an expert": (
         "layers.1.ffn.experts.3.w2.scale",
@@ -75,6 +79,19 @@ def test_what_is_lacking(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     name, tensors = LACKING[case]
     found = message(monkeypatch, tensors, torch.float8_e4m3fn, deepseek_v4(), Sparse)
     assert name in found, f"{name} is not named: {found!r}"
+    assert found.startswith("The checkpoint ")
+
+
+@pytest.mark.parametrize(("lacking", "more"), [(5, ""), (6, " and 1 more")])
+def test_many_are_lacking(
+    monkeypatch: pytest.MonkeyPatch, lacking: int, more: str
+) -> None:
+    """The first five are named."""
+    names = [f"layers.{layer}.ffn.experts.0.w1" for layer in range(lacking)]
+    tensors = WHOLE | {f"{name}.scale": SCALE for name in names}
+    found = message(monkeypatch, tensors, torch.float8_e4m3fn, deepseek_v4(), Sparse)
+    listed = ", ".join(f"{name}.weight" for name in names[:5])
+    assert found == f"The checkpoint lacks {listed}{more}"
 
 
 def test_every_class_is_checked() -> None:
@@ -83,8 +100,10 @@ def test_every_class_is_checked() -> None:
         for name, kind in model_classes().items()
         if getattr(kind, "requires_scales", False)
     )
-    for name in model_classes():
+    for name, kind in model_classes().items():
         assert name in checked
+        of_draft = "MTP" in name or "DSpark" in name
+        assert getattr(kind, "reads_draft", False) == of_draft, name
 
 
 def draft() -> Any:
@@ -127,6 +146,7 @@ def test_a_draft_lacks_a_tensor(monkeypatch: pytest.MonkeyPatch, name: str) -> N
     del tensors[name]
     found = message(monkeypatch, tensors, torch.float8_e4m3fn, draft(), Draft)
     assert name.removesuffix(".scale") in found, f"assert {name} in {found!r}"
+    assert found.startswith("The checkpoint's draft ")
 
 
 @pytest.mark.unchanged
@@ -135,6 +155,65 @@ def test_a_whole_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = {"layers.0.part.scale": SCALE} | DRAFT
     found = message(monkeypatch, tensors, torch.float8_e4m3fn, draft(), Draft)
     assert found == ""
+
+
+class Owner(Draft):
+    """Has a sink, too, and an indexer that normalizes keys."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self.attn = torch.nn.Module()
+        self.attn.attn_sink = torch.nn.Parameter(torch.zeros(1), False)
+        self.attn.indexer = torch.nn.Module()
+        self.attn.indexer.k_norm = torch.nn.RMSNorm(1)
+
+
+class KeyOwner(Owner):
+    """Makes the keys itself."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self.attn.indexer.wk = torch.nn.Linear(1, 1, bias=False)
+
+
+OWNED = {
+    NAME: FP8,
+    "part.scale": SCALE,
+    "attn.attn_sink": SCALE,
+    "embed_tokens.weight": SCALE,
+    # Of a layer whose parts have other names.
+    "layers.0.attn.wo_b.weight": SCALE,
+}
+KEYS = {"attn.indexer.wk.weight": SCALE}
+
+
+@pytest.mark.unchanged
+def test_a_layer_need_not_normalize_keys_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = (torch.float8_e4m3fn, deepseek_v4(), Owner)
+    assert message(monkeypatch, OWNED, *arguments) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("embed_tokens.weight", Owner),
+        ("attn.attn_sink", Owner),
+        ("attn.indexer.k_norm.weight", KeyOwner),
+    ],
+)
+def test_a_parameter_of_its_own_is_lacking(
+    monkeypatch: pytest.MonkeyPatch, name: str, made: type[Model]
+) -> None:
+    """A draft has its model's embedding, and all else itself."""
+    given = OWNED | (KEYS if made is KeyOwner else {})
+    given = {found: tensor for found, tensor in given.items() if found != name}
+    arguments = (torch.float8_e4m3fn, deepseek_v4(), made)
+    assert f"lacks {name}" in message(monkeypatch, given, *arguments)
+    given = {f"mtp.0.{name}": tensor for name, tensor in given.items()}
+    found = message(monkeypatch, given, torch.float8_e4m3fn, draft(), made)
+    assert (f"lacks {name}" in found) == (name != "embed_tokens.weight"), found
 
 
 class Gated(Model):
@@ -164,8 +243,7 @@ COMPRESSORS = {
 def test_a_compressor_lacks_its_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = (COMPRESSORS, torch.float8_e4m3fn, deepseek_v4(), Gated)
     found = message(monkeypatch, *arguments)
-    assert "lacks layers.0.compressor.wgate.weight" in found
-    assert found.count("wgate") == 1
+    assert found == "The checkpoint lacks layers.0.compressor.wgate.weight"
 
 
 @pytest.mark.unchanged
@@ -180,8 +258,17 @@ def test_weights_of_other_ranks_experts_may_be_left_out(
         for name, tensor in experts_without().items()
         if not any(name.endswith(f".experts.{other}") for other in others)
     }
-    arguments = (tensors, torch.float8_e4m3fn, deepseek_v4(), Sparse, {0, 1})
-    assert message(monkeypatch, *arguments) == ""
+    arguments = (torch.float8_e4m3fn, deepseek_v4(), Sparse, {0, 1})
+    assert message(monkeypatch, tensors, *arguments) == ""
+
+
+def test_a_weight_of_the_rank_s_own_expert_is_lacking(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensors = experts_without("1.w2.weight")
+    arguments = (torch.float8_e4m3fn, deepseek_v4(), Sparse, {0, 1})
+    found = message(monkeypatch, tensors, *arguments)
+    assert "layers.1.ffn.experts.1.w2.weight" in found
 
 
 @pytest.mark.unchanged

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import layout, quantizations
+from helpers import layout, published, quantizations
 from helpers.checkpoint_loader import (
     E4M3,
     E8M0,
@@ -149,6 +149,14 @@ def test_fp8_beside_experts_in_mxfp4() -> None:
     assert f"{name} " in error_of(described, name, weight_of(Q, E4M3))
 
 
+def test_another_quantization_comes_through() -> None:
+    """Each tensor once."""
+    kind = "FP8 by rows"
+    for leaf, tensor in quantizations.stored(kind, *SHAPES[Q]).items():
+        described = quantizations.KINDS[kind][0]
+        assert error_of(described, f"layers.1.{Q}.{leaf}", tensor) == ""
+
+
 @pytest.mark.parametrize(
     ("kept", "name", "passes"),
     [
@@ -158,6 +166,9 @@ def test_fp8_beside_experts_in_mxfp4() -> None:
         (Q, Q, True),
         ("re:.*attn.*", Q, True),
         ("*.attn.*", Q, True),
+        ("layers.1.attn.wq_*", Q, True),
+        ("layers.?.attn", Q, True),
+        ("layers.?.ffn", Q, False),
         (X, X, False),
     ],
 )
@@ -168,6 +179,13 @@ def test_a_layer_in_bf16_must_be_listed(kept: str, name: str, passes: bool) -> N
         described, f"layers.1.{name}.weight", weight_of(name, torch.bfloat16)
     )
     assert (f"layers.1.{name}.weight " in error) != passes, error
+
+
+def test_a_layer_that_is_listed_has_no_other_floats() -> None:
+    described = quantizations.KINDS["DeepSeek's own"][0] | {"ignored_layers": [Q]}
+    for dtype in (torch.float64, torch.float8_e5m2):
+        name = f"layers.1.{Q}.weight"
+        assert f"{name} " in error_of(described, name, weight_of(Q, dtype))
 
 
 @pytest.mark.parametrize(
@@ -182,6 +200,58 @@ def test_more_rows_in_16_bits(name: str, rows: int) -> None:
     given = torch.zeros(rows, columns).bfloat16()
     assert error_of(described, name, given) == ""
     assert f"{name} " in error_of(described, name, torch.cat((given, given)))
+
+
+@pytest.mark.parametrize(("model", "kind"), published.CHECKPOINTS)
+def test_every_tensor_as_published_and_no_other(model: str, kind: str) -> None:
+    """All come through in their order, the model's and the draft's between each other;
+    of another shape or dtype each is refused by name."""
+    told = published.config(model, **published.KINDS[kind])
+    tensors = published.tensors(model, kind)
+    assert list(published.passed(told, tensors)) == list(tensors)
+    for name in tensors:
+        if published.converted(name, kind):
+            continue
+        for bad in published.others(name, tensors[name]):
+            served = f"{name} is served as {bad.dtype} of {tuple(bad.shape)}"
+            assert f"{name} " in published.refusal(told, name, bad), served
+
+
+@pytest.mark.parametrize("expert", [-1, 4])
+def test_a_table_names_experts_that_there_are(expert: int) -> None:
+    name, told = "layers.1.ffn.gate.tid2eid", published.config("V4")
+    assert f"{name} " in published.refusal(told, name, torch.tensor([[0, expert]]))
+
+
+@pytest.mark.parametrize(
+    ("value", "passes"),
+    [(0.0, True), (0.5, True), (-0.5, False), (torch.inf, False), (torch.nan, False)],
+)
+def test_values_of_float32_scales(value: float, passes: bool) -> None:
+    """Beside FP8 experts, where they stay as they are; a block of zeros has a zero."""
+    told = published.config("V4", **published.KINDS["FP8 experts"])
+    name = "layers.1.attn.wq_a.scale"
+    error = published.refusal(told, name, torch.full((2, 3), value))
+    assert (error == "") == passes, error
+    assert passes or f"{name} " in error
+
+
+@pytest.mark.parametrize(
+    ("described", "keeps"),
+    [
+        ({"ignore": ["mtp.0.ffn.experts"]}, True),
+        ({"ignore": ["re:nothing", "mtp.0*"]}, True),
+        ({"ignore": ["re:.*experts$"]}, True),
+        ({"ignore": [r"re:.*experts\.\d+"]}, True),
+        ({"quantization": {"exclude_modules": ["mtp.0*"]}}, True),
+        ({"ignore": ["mtp.1*", "layers.*"]}, False),
+    ],
+)
+def test_a_stage_of_the_draft_that_was_not_converted(
+    described: dict[str, Any], keeps: bool
+) -> None:
+    module = layout.module("vllm.model_executor.model_loader.deepseek_v4_quantization")
+    assert module.keeps_draft_experts(described, 0) == keeps
 
 
 @pytest.mark.unchanged

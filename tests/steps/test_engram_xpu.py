@@ -27,6 +27,7 @@ from helpers.engram_tables import (
     small_config,
     table,
     tables,
+    unfilled,
 )
 
 OWN = f"{ENGRAM}_xpu"
@@ -103,9 +104,35 @@ def test_both_paths_give_the_same_bytes(
         asked.append(tensor)
         return tensor
 
-    monkeypatch.setattr(tables(), "get_accelerator_view_from_cpu_tensor", mapped)
+    for module in {tables().__name__, OWN}:
+        if importlib.util.find_spec(module):
+            place = f"{module}.get_accelerator_view_from_cpu_tensor"
+            monkeypatch.setattr(place, mapped)
     assert torch.equal(looked_up(other, ids), by_device)
     assert not asked, "host memory was mapped into the device"
+
+
+def test_what_the_device_cannot_read(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Host memory, where there is no unified one: the CPU can gather."""
+    monkeypatch.setattr(tables(), "is_uva_available", lambda: False)
+    with pytest.raises(RuntimeError, match="requires UVA"):
+        unfilled()
+    assert not unfilled(cpu_offload=False).cpu_gather
+    monkeypatch.setenv(CPU_GATHER, "1")
+    assert unfilled().cpu_gather and not unfilled(cpu_offload=False).cpu_gather
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_dummy_weights_are_ones(config: Any) -> None:
+    """No NaN of memory that nobody has written."""
+    config.load_config.load_format = "dummy"
+    made = unfilled()
+    ids = drawn_ids(made, 300)
+    owned = (ids >= 0) & (ids < made.part_num_embeddings)
+    expected = owned[..., None].expand(-1, -1, DIM).bfloat16()
+    assert torch.equal(looked_up(made, ids), expected)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -317,6 +344,7 @@ def test_what_registers_memory_with_cuda_is_refused(setting: str) -> None:
     default = kind()
     default.resolve_dp_shared_memory(parallel)
     assert not default.dp_shared_memory, "XPU would share tables by default"
+    default.verify_parallel_config(parallel)
     with pytest.raises(ValueError, match="which XPU cannot") as error:
         kind(**{setting: True}).verify_parallel_config(parallel)
     assert "Leave both out" in str(error.value)
@@ -327,6 +355,13 @@ def test_the_first_model_runner_is_refused(
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     with pytest.raises(ValueError, match="needs the V2 model runner"):
+        layer()
+
+
+def test_tables_that_are_read_from_peers_are_refused(config: Any) -> None:
+    config.engram_config.cpu_offload = False
+    config.parallel_config.data_parallel_size = 2
+    with pytest.raises(ValueError, match="which XPU cannot do: leave cpu_offload true"):
         layer()
 
 
@@ -348,6 +383,11 @@ def test_a_gather_by_the_cpu_needs_eager_steps(
     monkeypatch.setattr(config.compilation_config, "cudagraph_mode", modes.PIECEWISE)
     with pytest.raises(ValueError, match="add --enforce-eager"):
         layer()
+    monkeypatch.setattr(config.compilation_config, "cudagraph_mode", modes.NONE)
+    layer()
+    monkeypatch.setenv(CPU_GATHER, "0")
+    monkeypatch.setattr(config.compilation_config, "cudagraph_mode", modes.PIECEWISE)
+    layer()
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from helpers import layout, model_layers
 from helpers.mxfp4_experts import dequantized, weights
 
 EXPERTS, TOPK, HIDDEN, INTER, TOKENS = 4, 2, 128, 96, 7
-LIMIT = 10.0
+LIMIT = 1.0
+"""About a quarter of the projections are beyond it."""
 REFUSED = "pvc_vg"
 """An architecture that is no Xe2 and no Xe3 to vllm-xpu-kernels."""
 ARCHITECTURE = "EMULATED_XPU_ARCHITECTURE"
@@ -55,7 +56,11 @@ def oracle() -> Any:
 
 
 def run(
-    layer: Layer, experts_config: Any, ids: torch.Tensor, experts: torch.Tensor | None
+    layer: Layer,
+    experts_config: Any,
+    ids: torch.Tensor,
+    experts: torch.Tensor | None,
+    limit: float | None = LIMIT,
 ) -> torch.Tensor:
     """What the experts give that the oracle selects, converts weights for and makes."""
     backend, kernel = oracle().select_deepseek_v4_mxfp4_moe_backend(experts_config)
@@ -72,7 +77,7 @@ def run(
     made = kernel(
         experts_config,
         oracle().make_mxfp4_moe_quant_config(
-            backend, w1_scale=w13_scale, w2_scale=w2_scale, swiglu_limit=LIMIT
+            backend, w1_scale=w13_scale, w2_scale=w2_scale, swiglu_limit=limit
         ),
     )
     act = experts_config.activation
@@ -126,12 +131,38 @@ def test_experts_of_another_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert off_by(got, layer.reference(here)) < 5e-3
 
 
+def test_the_model_gives_the_limit_that_the_weights_lack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(ARCHITECTURE, REFUSED)
+    layer = Layer()
+    got = run(layer, config(model_limit=LIMIT), layer.topk_ids, None, limit=None)
+    assert off_by(got, layer.reference(layer.topk_ids)) < 5e-3
+
+
+@pytest.mark.parametrize("name", ["w1_bias", "w2_bias"])
+def test_a_bias_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than left out of the sum."""
+    monkeypatch.setenv(ARCHITECTURE, REFUSED)
+    backend, kernel = oracle().select_deepseek_v4_mxfp4_moe_backend(config())
+    scales = {"w1_scale": torch.zeros(1), "w2_scale": torch.zeros(1)}
+    biased = oracle().make_mxfp4_moe_quant_config(
+        backend, **scales, **{name: torch.zeros(EXPERTS, 1)}
+    )
+    with pytest.raises(NotImplementedError, match="know no bias"):
+        kernel(config(), biased)
+
+
 def test_triton_is_ours_on_request() -> None:
     """`moe_backend="triton"` takes them where the op would serve, too."""
     _, kernel = oracle().select_deepseek_v4_mxfp4_moe_backend(
         config(moe_backend="triton")
     )
     assert kernel.__name__ == "XPUTritonExpertsMxFp4"
+    assert not kernel._supports_no_act_and_mul(), "experts without a gate are taken"
+    for name in ("triton", "xpu"):
+        (backend,) = oracle().map_mxfp4_backend(name)
+        assert backend.value == {"triton": "XPU_TRITON", "xpu": "XPU"}[name]
 
 
 def test_no_column_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +170,20 @@ def test_no_column_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, _ = oracle().select_deepseek_v4_mxfp4_moe_backend(config())
     round_up = oracle().mxfp4_round_up_hidden_size_and_intermediate_size
     assert round_up(backend, 5120, 288) == (5120, 288)
+
+
+@pytest.mark.unchanged
+def test_other_platforms_keep_their_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    another = layout.another_platform(oracle().current_platform)
+    monkeypatch.setattr(oracle(), "current_platform", another)
+    assert [each.value for each in oracle().map_mxfp4_backend("triton")] == ["TRITON"]
+
+
+@pytest.mark.unchanged
+def test_xe3_keeps_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ARCHITECTURE, "xe3")
+    _, kernel = oracle().select_deepseek_v4_mxfp4_moe_backend(config())
+    assert kernel.__name__ == "XPUExpertsMxFp4"
 
 
 @pytest.mark.unchanged

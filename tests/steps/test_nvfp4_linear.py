@@ -48,6 +48,17 @@ def test_it_multiplies(writer: str) -> None:
         assert error < 3e-3, f"the product of {count} rows is off by {error:.4f}"
 
 
+def test_a_bias_is_added() -> None:
+    built, weight = loaded("modelopt")
+    x, bias = rows(3), torch.randn(OUTPUTS).bfloat16()
+    got = built.quant_method.apply(
+        built, x.to(layout.device()), bias.to(layout.device())
+    )
+    wanted = x.double() @ weight.T + bias.double()
+    error = (got.cpu().double() - wanted).norm() / wanted.norm()
+    assert error < 4e-3, f"the product with a bias is off by {error:.4f}"
+
+
 def test_the_weight_stays_packed() -> None:
     assert loaded("modelopt")[0].weight.dtype == torch.uint8
 
@@ -81,13 +92,18 @@ def test_one_compiled_graph_serves_every_batch() -> None:
 
 
 @pytest.mark.parametrize("weight_only", [False, True])
-def test_xpu_has_a_kernel(weight_only: bool) -> None:
+def test_xpu_has_a_kernel(weight_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     select = layout.module(layout.LINEAR_KERNELS).init_nvfp4_linear_kernel
     arguments = {"use_a16": weight_only}
     if "use_a16" not in inspect.signature(select).parameters:
         arguments = {}
     with model_configs.current(model_configs.vllm_config()):
-        assert type(select(**arguments)).__name__ == "XPUNvFp4LinearKernel"
+        kind = type(select(**arguments))
+    assert kind.__name__ == "XPUNvFp4LinearKernel" and kind.is_supported()[0]
+    home = layout.module(kind.__module__)
+    another = layout.another_platform(home.current_platform)
+    monkeypatch.setattr(home, "current_platform", another)
+    assert not kind.is_supported()[0]
 
 
 @pytest.mark.unchanged

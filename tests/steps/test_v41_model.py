@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSeek-V4.1 on XPU: the model that NVIDIA's is, with XPU's attention."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +39,14 @@ def test_its_layers(tmp_path: Path) -> None:
         (name, True, prefix.format(2), True),
         (name, True, prefix.format(2), True),
     ]
-    assert model.layers[3].attn.indexer.indexer_op.candidate_blocks is not None
+    attn = model.layers[3].attn
+    assert attn.indexer.indexer_op.candidate_blocks is not None
+    assert attn.reads_indexer() and not model.layers[0].attn.reads_indexer()
+    attn._compressed_kv_cache = lambda: "cache"
+    assert attn.compressed_cache() == (prefix.format(2), "cache")
+    assert attn.backend_cls.get_name() == "XPU_V41_MLA_SPARSE"
+    builder = attn.swa_backend_cls.get_builder_cls()
+    assert builder.__name__ == "DeepseekV41SparseSWAMetadataBuilder"
 
 
 def test_replay_is_off(tmp_path: Path) -> None:
@@ -80,6 +88,10 @@ def test_float32_scales_keep_their_values(tmp_path: Path) -> None:
     model.load_weights([("layers.0.attn.wo_b.scale", given)])
     held = wo_b.weight_scale.data.cpu().view(torch.uint8).int() - 127
     held = torch.exp2(held.float())
+    assert model.requires_scales
+    model.multimodal_config = SimpleNamespace(mm_encoder_only=True)
+    model.load_weights([("layers.0.attn.wo_b.scale", given)])
+    assert not model.requires_scales, "a server of the tower alone reads all scales"
     # Each row has its own.
     assert torch.equal(held, given.repeat_interleave(len(held) // len(given), 0))
 
@@ -192,13 +204,26 @@ def test_what_is_not_served_is_refused(
     assert "DeepSeek V4.1 on XPU: " in end and reason in end, f"not supported on: {end}"
 
 
+SOURCES = {"kv_source_layer_ids": [1, 2, 3]}
+WINDOWS = {"compress_ratios": [0, 2, 1, 0], "index_source_layer_ids": [1, 2]}
+IN_A_GROUP = "begin at one of the layers [1, 2]"
+
+
 @pytest.mark.parametrize(
-    ("partition", "reason"),
-    [("3,1", "begin at one of the layers [1, 2]"), ("2,2", None)],
-    ids=["inside-a-group", "at-a-source"],
+    ("partition", "text", "reason"),
+    [
+        ("3,1", {}, IN_A_GROUP),
+        ("2,2", {}, None),
+        ("3,1", WINDOWS, None),
+        ("3,1", SOURCES, "layer 2 chose in an earlier one"),
+        ("3,1", SOURCES | {"index_source_layer_ids": [1, 2]}, None),
+        ("3,1", SOURCES | {"candidate_source_layer_id": 3}, None),
+    ],
+    ids=["group", "source", "windows", "blocks", "no-choice", "own-blocks"],
 )
 def test_stages(
     partition: str,
+    text: dict[str, Any],
     reason: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -207,6 +232,7 @@ def test_stages(
     if not hasattr(checks, "V41_CHECKS"):
         pytest.fail("V4.1 is not supported on XPU")
     config = v41.configured(tmp_path)
+    config.model_config.hf_text_config.update(text)
     monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", partition)
     config.parallel_config.pipeline_parallel_size = 2
     found = layout.module("vllm.platforms.xpu_deepseek_v41").pipeline_stages(config)
@@ -219,15 +245,23 @@ def test_stages(
         ("connector", "not tested with V4.1"),
         ("replicas", "not tested with V4.1"),
         ("length", "--max-model-len must be "),
+        ("runner", "Use VLLM_USE_V2_MODEL_RUNNER=1"),
+        ("nvfp4", "experts in NVFP4"),
     ],
 )
-def test_what_nobody_ran_is_refused(option: str, reason: str, tmp_path: Path) -> None:
+def test_what_nobody_ran_is_refused(
+    option: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = v41.configured(tmp_path)
     config.model_config.hf_text_config.xpu_options_checked = False
     if option == "connector":
         config.kv_transfer_config = SimpleNamespace(kv_connector="ExampleConnector")
     elif option == "replicas":
         config.parallel_config.data_parallel_size = 2
+    elif option == "runner":
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    elif option == "nvfp4":
+        config.model_config.hf_config.quantization_config["moe_quant_algo"] = "nvfp4"
     else:
         config.model_config.max_model_len = 1 << 22
         config.scheduler_config.max_num_batched_tokens = 8192
@@ -238,6 +272,22 @@ def test_what_nobody_ran_is_refused(option: str, reason: str, tmp_path: Path) ->
     except ValueError as error:
         end = str(error)
     assert reason in end, end
+
+
+def test_the_longest_context(tmp_path: Path) -> None:
+    """A buffer of prefill has less than 2**31 elements."""
+    checks = layout.module("vllm.platforms.xpu_deepseek_v41")
+    config = v41.configured(tmp_path)
+    text, model = config.model_config.hf_text_config, config.model_config
+    config.scheduler_config.max_num_batched_tokens, chunk = 8192, 8192
+    model.max_model_len = 1 << 24
+    found = re.search(r"must be at most (\d+),", checks.gathered_rows(config))
+    assert found is not None
+    model.max_model_len = int(found[1])
+    assert checks.gathered_rows(config) is None
+    rows = model.max_model_len + text.sliding_window + chunk
+    requests = getattr(checks, "GATHERED_REQUESTS", 1)
+    assert requests * rows * text.head_dim == 2**31
 
 
 def test_what_no_candidate_fills_stays_unchosen(tmp_path: Path) -> None:
@@ -277,6 +327,25 @@ def test_its_hyper_connections(tmp_path: Path) -> None:
     assert module.mhc_pre_delayed_tilelang is own.mhc_pre_delayed
     assert module.mhc_post_tilelang is own.mhc_post
     assert module.mhc_shifted_post_pre is own.mhc_shifted_post_pre
+
+
+def test_what_a_hyper_connection_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The op's outputs, then the mean of the streams if somebody reads it."""
+    own = layout.module("vllm.models.deepseek_v41.xpu.mhc")
+    streams = torch.arange(24.0).view(2, 4, 3)
+    ops = torch.ops.vllm
+    name = "mhc_fused_post_pre_delayed_xpu"
+    monkeypatch.setattr(ops, name, lambda *given: (streams, *given))
+    monkeypatch.setattr(ops, "mhc_pre_delayed_xpu", lambda *given: given)
+    monkeypatch.setattr(torch.ops._xpu_C, "mhc_post", lambda *given: given)
+    assert own.mhc_pre_delayed("streams", 1) == ("streams", 1)
+    assert own.mhc_post("x", "streams", 1, 2) == ("x", "streams", 1, 2)
+    residual, *outputs, aux = own.mhc_shifted_post_pre("x", 1)
+    assert residual is streams and outputs == ["x", 1] and aux.numel() == 0
+    *_, aux = own.mhc_shifted_post_pre("x", capture_aux=True)
+    assert torch.equal(aux, streams.mean(1))
+    with pytest.raises(AssertionError):
+        own.mhc_shifted_post_pre("x", reduce_results=True)
 
 
 @pytest.mark.unchanged

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import compilations, layout, v41
+from helpers import compilations, layout, model_configs, v41
 
 PAGE, HALF, WINDOW = 128, 32, 128
 LONG = 131_072
@@ -191,8 +191,103 @@ def test_images_and_log_probabilities_keep_all_rows(tmp_path: Path) -> None:
     )
     assert computed(scheduler, request(list(range(900)), image=5)) == 900
     assert computed(scheduler, request(list(range(900)), prompt_logprobs=1)) == 900
+    asked = request(list(range(900)), prompt_logprob_token_ids=[[1]] * 899)
+    assert computed(scheduler, asked) == 900
     short = request(list(range(NEEDED["small"])))
     assert computed(scheduler, short) == NEEDED["small"]
+
+
+def test_a_request_that_is_looked_up_again(tmp_path: Path) -> None:
+    """As after a pre-emption: behind what the cache has by then no row is left out."""
+    scheduler = scheduler_of(tmp_path, SMALL, caching=True)
+    asked = request(list(range(1300)))
+    admitted(scheduler, asked)
+    assert asked.replay_start == 1280 - NEEDED["small"], "later layers compute all rows"
+    assert scheduler.kv_cache_manager.get_computed_blocks(asked)[1] == 1280
+    assert asked.replay_start == asked.whole_rows_start == 0
+
+
+@pytest.mark.parametrize(("start", "partial"), [(0, 0), (96, 3), (97, 4)])
+def test_pages_of_which_later_layers_lack_rows(start: int, partial: int) -> None:
+    """Only who asks for them finds them; events name their group."""
+    utilities = layout.module("vllm.v1.core.kv_cache_utils")
+    assert hasattr(utilities, "PARTIAL_ROWS"), "a page has all rows"
+    pool = layout.module("vllm.v1.core.block_pool").BlockPool(9, True, HALF)
+    asked, pages = request(list(range(6 * HALF))), pool.get_new_blocks(6)
+    pool.cache_full_blocks(asked, pages, 0, 6, HALF, 1, whole_rows_start=start)
+
+    def found(group: int) -> list[bool]:
+        hashes = asked.block_hashes
+        return [pool.get_cached_block(each, [group]) is not None for each in hashes]
+
+    assert found(1) == [page >= partial for page in range(6)]
+    assert all(found(1 | utilities.PARTIAL_ROWS))
+    assert {utilities.get_group_id(page.block_hash) for page in pages} == {1}
+
+
+@pytest.mark.parametrize(
+    ("stages", "rows"),
+    [("40", NEEDED["flash"]), ("19,21", NEEDED["flash"]), ("20,20", 0), ("21,19", 0)],
+)
+def test_rows_of_the_last_stage(
+    stages: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the last KV source behind its first layer, or it computes all rows."""
+    config = v41.configured(tmp_path, FLASH)
+    config.parallel_config.pipeline_parallel_size = len(stages.split(","))
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", stages)
+    end = layout.module("vllm.v1.core.prompt_end").PromptEnd.of(config)
+    assert (0 if end is None else end.rows) == rows
+
+
+def test_other_models_on_xpu_keep_all_rows() -> None:
+    config = model_configs.vllm_config()
+    config.cache_config.swa_bounded_replay = True
+    end = layout.module("vllm.v1.core.prompt_end").PromptEnd
+    assert end.of(config) is None
+    config.model_config = None
+    assert end.of(config) is None
+
+
+def test_the_source_stores_what_later_layers_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows that it does not compute: keys of its window, entries, and keys of the
+    indexer, where it has its own."""
+    done: list[tuple[str, Any]] = []
+
+    class Part(torch.nn.Module):
+        owns_k = True
+        insert_cache = staticmethod(lambda *given: done.append(("insert", given)))
+        _produce_k = staticmethod(lambda *given: done.append(("indexer", given)))
+
+        def forward(self, *given: Any) -> str:
+            done.append(("entries", given))
+            return "entries"
+
+    attn = v41.built(v41.configured(tmp_path)).language_model.model.layers[2].attn
+    module = layout.module("vllm.models.deepseek_v41.xpu.xpu_sparse")
+    context = SimpleNamespace(attn_metadata="metadata")
+    monkeypatch.setattr(module, "get_forward_context", lambda: context, raising=False)
+    kv = torch.zeros(5, 512)
+    attn.compressor = attn.indexer = Part()
+    attn._run_parallel_input_projections = lambda _: ("rows", "scores", None)
+    attn._split_qkv_and_norm = lambda _: (None, None, kv)
+    attn._fused_qnorm_rope_kv_insert = lambda *given: done.append(("window", given))
+    attn.forward_kv("positions", "states")
+    (_, (queries, *window)), *rest = done
+    assert queries.shape == (5, 0, 512)
+    assert window[0] is kv and window[1:] == ["positions", "metadata"]
+    assert rest == [
+        ("entries", ("scores", "positions")),
+        ("insert", ("entries", "positions", attn.rotary_emb)),
+        ("indexer", ("entries", "positions", attn.indexer_rotary_emb)),
+    ]
+    attn.indexer.owns_k = False
+    attn.forward_kv("positions", "states")
+    attn.indexer = None
+    attn.forward_kv("positions", "states")
+    assert [name for name, _ in done].count("indexer") == 1
 
 
 def state_of(starts: list[int]) -> Any:
@@ -203,7 +298,7 @@ def state_of(starts: list[int]) -> Any:
     kind = model.DeepseekV41XPULLMForCausalLM.get_model_state_cls(server)
     assert hasattr(kind, "_starts_of"), "later layers compute all rows"
     state = object.__new__(kind)
-    state.decoder_replay_layers = SimpleNamespace(replay_batch=None)
+    state.decoder_replay_layers = SimpleNamespace(replay_batch="the last step's")
     state._later_start_np = np.array(starts, dtype=np.int32)
     state._kept_rows, state.vllm_config = torch.arange(99_999), None
     chosen = {}
@@ -228,7 +323,7 @@ def batch_of(rows: list[tuple[int, int, bool]]) -> Any:
         num_reqs=len(rows),
         idx_mapping_np=np.arange(len(rows)),
         is_prefilling_np=np.array(reads),
-        query_start_loc_np=np.cumsum([0, *counts]),
+        query_start_loc_np=np.cumsum([0, *counts, 0]),  # padded
         seq_lens_cpu_upper_bound=torch.tensor(lens),
     )
 
@@ -301,6 +396,26 @@ def test_graphs_have_keys_of_the_end_alone(monkeypatch: pytest.MonkeyPatch) -> N
     assert prepared(modes.PIECEWISE, reading) == whole | {"later": window}
     assert prepared(modes.PIECEWISE, written) == whole
     assert prepared(modes.FULL, reading) == whole
+    for_capture = (batch_of([reading]), modes.PIECEWISE, (), None, [], None, True)
+    assert state.prepare_attn(*for_capture) == whole
+    state.decoder_replay_layers = None
+    assert prepared(modes.PIECEWISE, reading) == whole
+
+
+def test_a_new_request_says_where_its_rows_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the place of an earlier one."""
+    state, _ = state_of([7, 8])
+    nvidia = layout.module("vllm.models.deepseek_v41.nvidia.model_state")
+    added: list[int] = []
+    kind = nvidia.DeepseekV41ModelState
+    monkeypatch.setattr(kind, "add_request", lambda _, at, __: added.append(at))
+    state._replay_start_np = np.array([5, 6], dtype=np.int32)
+    state.add_request(1, SimpleNamespace(replay_start=45))
+    assert added == [1]
+    assert state._later_start_np.tolist() == [7, 45]
+    assert state._replay_start_np.tolist() == [5, 0]
 
 
 def test_the_insert_of_keys_is_compiled_before(
@@ -309,10 +424,15 @@ def test_the_insert_of_keys_is_compiled_before(
     """Of the last KV source, for the rows that it does not compute."""
     length = 4096
     config = v41.configured(tmp_path, max_model_len=length, enforce_eager=False)
+    config.compilation_config.cudagraph_decoder_replay = True
     warmup = layout.module("vllm.model_executor.warmup.jit_warmup")
     registry = warmup.JitWarmupRegistry(config)
     with registry.activate():
-        layers = v41.built(config).language_model.model.layers
+        model = v41.built(config).language_model.model
+    layers, later = model.layers, model.decoder_replay_layers
+    # Graphs have all rows, and a request says where its rows begin.
+    assert not config.compilation_config.cudagraph_decoder_replay
+    assert later is not None and later.window == length, "its rows are a window's"
     for layer in layers:
         layer.attn.swa_cache_layer.kv_cache = torch.zeros(
             (3, HALF, 584), dtype=torch.uint8, device=layout.device()

@@ -44,15 +44,20 @@ def engram_layout() -> Any:
     return layout.module(ENGRAM).EngramLayout(small_config())
 
 
-def table(layer: int = 0) -> Any:
-    """A table with all its bytes drawn, but for NaN, and scales around one."""
-    config, sizes = small_config(), engram_layout().primes[layer]
-    made = tables().ParallelEngramEmbedding(
-        config.engram_num_embeddings[layer],
+def unfilled(layer: int = 0, cpu_offload: bool = True) -> Any:
+    """A table as it is before a checkpoint is loaded."""
+    sizes = engram_layout().primes[layer]
+    return tables().ParallelEngramEmbedding(
+        small_config().engram_num_embeddings[layer],
         DIM,
         tuple(size for order in sizes for size in order),
-        cpu_offload=True,
+        cpu_offload=cpu_offload,
     )
+
+
+def table(layer: int = 0) -> Any:
+    """A table with all its bytes drawn, but for NaN, and scales around one."""
+    config, made = small_config(), unfilled(layer)
     generator = torch.Generator().manual_seed(layer)
     rows = config.engram_num_embeddings[layer]
     drawn = torch.randint(0, 255, (rows, DIM), generator=generator).byte()
