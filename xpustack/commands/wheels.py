@@ -31,10 +31,9 @@ def build(
     """Build the wheel of a whole series, the same bytes each time.
 
     DIR/RELEASE gets the wheel, constraints.txt, pins.txt (hashes), runtime.txt,
-    sbom.cdx.json, provenance.json, two Containerfiles, and what installs,
-    starts and probes the server. After a failure it
-    gets none of them. A retired release is built by the stack of the last commit that
-    has it, which is taken from git's history.
+    sbom.cdx.json, provenance.json, two Containerfiles, and what installs, starts and
+    probes the server. After a failure it gets none of them. A retired release is built
+    by the stack of the last commit that has it, which is taken from git's history.
 
     Args:
         to: Where a folder for each release is made.
