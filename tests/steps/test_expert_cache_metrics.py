@@ -66,6 +66,18 @@ def test_metrics_are_sums_of_what_is_read(
     assert values == ([18, 11, 700] if slots else [None] * 3)
 
 
+@pytest.mark.unchanged
+def test_other_platforms_get_no_metric_more(
+    registry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does anyone who keeps the experts on the device."""
+    stats = layout.module("vllm.v1.metrics.stats")
+    logger_of(0, monkeypatch).record(stats.SchedulerStats(), None)
+    names = {found.name for found in registry.collect()}
+    assert "vllm:num_requests_running" in names
+    assert not [name for name in names if "expert_cache" in name]
+
+
 class Executor:
     """Of two workers of two layers each, of experts of 10 and 20 bytes."""
 

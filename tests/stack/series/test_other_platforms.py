@@ -39,6 +39,7 @@ PACKAGED = re.compile(rb'\+ +"[\w/.*]+",\n')
 # XPU in a file of all, methods that only XPU's model calls, and branches on is_xpu()
 # between modules of which only XPU's can be imported here.
 OF_XPU_ALONE = {
+    "checkpoint-layouts",
     "experts",
     "graph-check",
     "nvfp4-draft",
