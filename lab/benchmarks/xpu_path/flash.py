@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model with the attention of DeepSeek-V4-Flash, few experts, few layers, and random
-weights that are made on the device."""
+"""Models with the attention of DeepSeek-V4-Flash or V4.1-Flash, few experts, few layers,
+and random weights that are made on the device."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,41 @@ CODE_SCALE, NIBBLE_SCALE = 121, 119
 """Exponents of all scales, 127 more: a sum of 4,096 products stays near one."""
 
 
+V41_SIZES = {
+    "hidden_size": 5120,
+    "num_attention_heads": 64,
+    "q_lora_rank": 1280,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "index_topk": 512,
+    "candidate_topk_blocks": 2048,
+    "moe_intermediate_size": 2304,
+    "n_routed_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 1 << 17,
+}
+
+
+def long_rope(tiny: dict[str, Any]) -> dict[str, Any]:
+    """Tables of RoPE for longer prompts than the tiny checkpoints': those of the
+    compressed layers have as many rows as the product of both numbers."""
+    return {**tiny, "factor": 16, "original_max_position_embeddings": 1 << 16}
+
+
+def write_v41(folder: Path, published: Path, changed: dict[str, Any]) -> Path:
+    """Write the tiny V4.1 that lies in `published` with V4.1-Flash's sizes, its Engram
+    and its tokenizer as they are, and without weights."""
+    weights = shutil.ignore_patterns("*.safetensors*")
+    shutil.copytree(published, folder, ignore=weights, dirs_exist_ok=True)
+    config = folder / "config.json"
+    described = json.loads(config.read_text())
+    text = described["text_config"]
+    text["rope_scaling"] = long_rope(text["rope_scaling"])
+    text |= V41_SIZES | changed
+    config.write_text(json.dumps(described))
+    return folder
+
+
 def write_config(folder: Path, tiny: dict[str, Any], changed: dict[str, Any]) -> Path:
     """Write `config.json` of the model: the tiny checkpoint's with Flash's sizes."""
     sizes = {
@@ -37,13 +73,7 @@ def write_config(folder: Path, tiny: dict[str, Any], changed: dict[str, Any]) ->
         "n_routed_experts": EXPERTS,
         "num_experts_per_tok": 2,
         "max_position_embeddings": 1 << 17,
-        # The tables of the compressed layers have as many rows as this product says.
-        # The tiny checkpoint's have 512, and a longer prompt reads beyond them.
-        "rope_scaling": {
-            **tiny["rope_scaling"],
-            "factor": 16,
-            "original_max_position_embeddings": 1 << 16,
-        },
+        "rope_scaling": long_rope(tiny["rope_scaling"]),
     }
     folder.mkdir(parents=True, exist_ok=True)
     described = {**tiny, **sizes, **changed}
@@ -59,10 +89,13 @@ class RandomOnDevice(BaseModelLoader):
         """Nothing is downloaded."""
 
     def load_weights(self, model: nn.Module, model_config: Any) -> None:
-        experts = model_config.hf_config.n_routed_experts
+        experts = model_config.hf_text_config.n_routed_experts
         generators: dict[torch.device, torch.Generator] = {}
         for name, parameter in model.named_parameters():
             device = parameter.device
+            # What a class takes from another layer has no memory of its own.
+            if parameter.is_meta:
+                continue
             if device not in generators:
                 generators[device] = torch.Generator(device).manual_seed(
                     model_config.seed

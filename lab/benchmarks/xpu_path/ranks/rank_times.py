@@ -93,7 +93,7 @@ def measure(llm: Any, case: dict[str, int], ranks: int) -> dict[str, Any]:
         prompts = [
             {
                 "prompt_token_ids": [
-                    2 + (place * 7919 + 31 * number + seed) % 2000
+                    2 + (place * 7919 + 31 * number + seed) % case.get("tokens", 2000)
                     for place in range(case["length"])
                 ]
             }
@@ -135,11 +135,15 @@ def main() -> None:
         fcntl.flock(started, fcntl.LOCK_SH)
         from vllm import LLM
 
-        from lab.benchmarks.xpu_path import flash
+        from lab.benchmarks.xpu_path import flash, written
 
-        tiny = json.loads((Path(order["model"]) / "config.json").read_text())
         folder = Path(f"times-{result.stem}")
-        model = flash.write_config(folder, tiny, order["sizes"])
+        if "checkpoint" in order:
+            published = Path(written.folder_of(order, result))
+            model = flash.write_v41(folder, published, order["sizes"])
+        else:
+            tiny = json.loads((Path(order["model"]) / "config.json").read_text())
+            model = flash.write_config(folder, tiny, order["sizes"])
         engine = {**ENGINE, **order["engine"]}
         engine |= {"load_format": flash.FORMAT, "worker_cls": WORKER}
         ranks = engine["tensor_parallel_size"]

@@ -21,6 +21,7 @@ from ..jobs import (
     V41,
     V41_MIXED,
     VISION,
+    VOCABULARY,
     WITHOUT,
     Job,
     seen,
@@ -215,6 +216,20 @@ PROMPTS = {
     "sizes": {},
     "cases": [{"batch": 1, "length": 1 << power, "new": 1} for power in (13, 14)],
 }
+V41_PROMPTS = {
+    "checkpoint": "v4.1",
+    "sizes": {},
+    "cases": [
+        {"batch": 1, "length": 1 << power, "new": 1, "tokens": VOCABULARY - 2}
+        for power in (14, 16)
+    ],
+}
+V41_TIMED = {
+    **TIMED,
+    **V41,
+    "max_model_len": (1 << 16) + 64,
+    "kv_cache_memory_bytes": 16 << 30,
+}
 SLOTS = {"moe_expert_cache_size": 8, "moe_backend": None}
 UVA = {"cpu_offload_gb": 100, "cpu_offload_params": ["experts"]}
 
@@ -295,6 +310,8 @@ TWO_JOBS = {
         *transfers("cpu"),
         timed("rows", TIMED, PROMPTS),
         timed("rows-shared", TIMED | SHARED, PROMPTS),
+        timed("v41-rows", V41_TIMED, V41_PROMPTS),
+        timed("v41-rows-shared", V41_TIMED | SHARED, V41_PROMPTS),
         timed("experts", SHORT, DECODED),
         timed("experts-whole", SHORT | WHOLE, DECODED),
         timed("experts-cached", SHORT | SLOTS, DECODED),
