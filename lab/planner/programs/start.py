@@ -242,6 +242,11 @@ class WithoutDevices(Executor):
 
     supports_pp = True
 
+    @classmethod
+    def supports_async_scheduling(cls) -> bool:
+        """As the executors of a server do: two steps' tokens are in flight."""
+        return True
+
     def _init_executor(self) -> None:
         if not STAGES:
             keep()

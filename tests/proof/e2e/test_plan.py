@@ -163,8 +163,7 @@ def test_experts_in_the_host_take_what_a_start_gives_them(release: str) -> None:
 def test_plan_and_start_give_experts_as_many_slots(
     engines: Engines, release: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start with the memory that the plan found beside the fewest slots, one step at
-    a time: the executor of a plan does not schedule the next one meanwhile."""
+    """A start with the memory that the plan found beside the fewest slots."""
     # 25.4 MB beside the activations: six of eight experts, by the plan.
     memory = (asked.ACTIVATIONS + 25.4e6) / asked.SHARE / (1 << 30)
     chunk, small = 48, replace(asked.device("b50"), memory=memory)
@@ -185,7 +184,6 @@ def test_plan_and_start_give_experts_as_many_slots(
             ("kv_cache_memory_bytes", None),
             ("max_num_batched_tokens", chunk),
             ("enable_prefix_caching", True),
-            ("async_scheduling", False),
             ("worker_cls", "proof.e2e.inside.recording.ToldMemoryWorker"),
         ),
         environment=(("E2E_MEMORY_LEFT", str(free)),),
