@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A release's own start of the published model holds what the arithmetic says."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -23,18 +24,12 @@ from stack.core.project import Project
 EIGHT = (Split(8, 1),)
 
 
-def start(
-    engines: Engines, release: str, device: str
-) -> tuple[asked.Asked, trial.Trial]:
-    wanted = asked.Asked(NAMED["flash"], asked.device(device), 8, 131_072, 8)
-    return wanted, run(release, wanted, EIGHT)
+def beside(plan: Callable[..., Any], *given: Any) -> pytest.MarkDecorator:
+    """Begins `plan(engines, release, *given)` beside other tests: one plan at a time,
+    so it may change what `trial` reads."""
 
-
-def on_a_device(device: str) -> pytest.MarkDecorator:
-    """Starts it for the test beside other tests."""
-
-    def begin(engines: Engines, release: str) -> None:
-        engines.begin(start, release, device)
+    def begin(engines: Engines, release: str, **_: Any) -> None:
+        engines.begin(plan, release, *given)
 
     return pytest.mark.begins(start=begin)
 
@@ -45,11 +40,18 @@ def run(release: str, wanted: asked.Asked, only: Sequence[Split] = ()) -> trial.
     return trial.run(project, Cache.default(progress=print), pinned, wanted, only)
 
 
+def flash_on(
+    engines: Engines, release: str, device: str
+) -> tuple[asked.Asked, trial.Trial]:
+    wanted = asked.Asked(NAMED["flash"], asked.device(device), 8, 131_072, 8)
+    return wanted, run(release, wanted, EIGHT)
+
+
 @pytest.mark.newest
-@on_a_device("max1100")
+@beside(flash_on, "max1100")
 def test_weights_are_those_of_the_arithmetic(engines: Engines, release: str) -> None:
     """Within 0.1 %, as stored or with linear layers in bf16, as the page says."""
-    wanted, tried = engines.begin(start, release, "max1100").result()
+    wanted, tried = engines.begin(flash_on, release, "max1100").result()
     (choice,) = choices.choices(wanted, tried)
     (stage,) = choice.attempt.stages
     forms = [memory.weights(memory.FLASH, 8, widened=wide) for wide in (False, True)]
@@ -60,9 +62,9 @@ def test_weights_are_those_of_the_arithmetic(engines: Engines, release: str) -> 
 
 
 @pytest.mark.newest
-@on_a_device("b60")
+@beside(flash_on, "b60")
 def test_what_does_not_fit_is_refused(engines: Engines, release: str) -> None:
-    wanted, tried = engines.begin(start, release, "b60").result()
+    wanted, tried = engines.begin(flash_on, release, "b60").result()
     assert not choices.choices(wanted, tried)
     (refused,) = tried.attempts
     room = wanted.usable() - asked.ACTIVATIONS
@@ -76,20 +78,30 @@ def test_what_does_not_fit_is_refused(engines: Engines, release: str) -> None:
     assert "GiB short on a device" in choices.why(wanted, refused)
 
 
+LACKING = "layers.1.attn.wkv.scale"
+
+
+def of_folders(engines: Engines, release: str) -> list[tuple[asked.Asked, trial.Trial]]:
+    """A whole checkpoint, and one that lacks a tensor."""
+    folder, _ = checkpoint.write(engines.work / "planned")
+    file, found = folder / "model.safetensors", []
+    for lacking in ("", LACKING):
+        whole = load_file(file)
+        whole.pop(lacking, None)
+        save_file(whole, file)
+        device = asked.device("b50")
+        wanted = asked.Asked(known(str(folder)), device, 1, 512, 4)
+        found.append((wanted, run(release, wanted)))
+    return found
+
+
 @pytest.mark.newest
-def test_a_folder_is_planned_as_it_is(release: str, tmp_path: Path) -> None:
-    folder, _ = checkpoint.write(tmp_path)
-    device = asked.device("b50")
-    wanted = asked.Asked(known(str(folder)), device, 1, 512, 4)
-    (choice,) = choices.choices(wanted, run(release, wanted))
+@beside(of_folders)
+def test_a_folder_is_planned_as_it_is(engines: Engines, release: str) -> None:
+    whole, (wanted, tried) = engines.begin(of_folders, release).result()
+    (choice,) = choices.choices(*whole)
     assert not choice.attempt.stages[0].unset
-    file = folder / "model.safetensors"
-    whole = load_file(file)
-    del whole["layers.1.attn.wkv.scale"]
-    save_file(whole, file)
-    wanted = asked.Asked(known(str(folder)), device, 1, 512, 4)
-    tried = run(release, wanted)
-    assert tried.refused == "the checkpoint has no layers.1.attn.wkv.scale"
+    assert tried.refused == f"the checkpoint has no {LACKING}"
     assert not tried.attempts
     pinned = load(Project.find(Path(__file__).parent))[release]
     error = choices.nothing_fits(wanted, pinned, tried)
@@ -133,15 +145,26 @@ def test_v41_pins_its_tables_in_the_host(release: str, tmp_path: Path) -> None:
     assert "--data-parallel-size 2 is not tested with V4.1" in refused.refused
 
 
+ONE_CARD = asked.Asked(NAMED["flash"], asked.device("b70"), 1, 8192, 1, host=192)
+LONGER = replace(ONE_CARD, context=32_768, requests=4)
+LITTLE = replace(ONE_CARD, host=96)
+
+
+def with_host_experts(engines: Engines, release: str) -> list[trial.Trial]:
+    alone = (Split(1, 1),)
+    return [run(release, one, alone) for one in (ONE_CARD, LONGER, LITTLE)]
+
+
 @pytest.mark.newest
-def test_experts_in_the_host_take_what_a_start_gives_them(release: str) -> None:
+@beside(with_host_experts)
+def test_experts_in_the_host_take_what_a_start_gives_them(
+    engines: Engines, release: str
+) -> None:
     """43 layers of 256 experts of 12.75 MiB, after the cache of all requests."""
-    flash, device = NAMED["flash"], asked.device("b70")
-    wanted = asked.Asked(flash, device, 1, 8192, 1, host=192)
-    more = replace(wanted, context=32_768, requests=4)
     of_all_layers, found = 43 * 12.75 * (1 << 20), []
-    for each in (wanted, more):
-        resident, *_, auto = run(release, each, (Split(1, 1),)).attempts
+    *enough, little = engines.begin(with_host_experts, release).result()
+    for each, tried in zip((ONE_CARD, LONGER), enough, strict=True):
+        resident, *_, auto = tried.attempts
         assert resident.refused and not resident.slots
         (stage,) = auto.stages
         assert stage.slot_bytes == auto.slots * of_all_layers
@@ -154,23 +177,32 @@ def test_experts_in_the_host_take_what_a_start_gives_them(release: str) -> None:
         assert "--moe-expert-cache-size auto" in command
         assert f"--max-num-seqs {each.requests}" in command
     assert 6 < found[1] < found[0]
-    (_, short) = run(release, replace(wanted, host=96), (Split(1, 1),)).attempts
+    (_, short) = little.attempts
     assert "137.06 GiB of host memory, of which 96.00 GiB are free" in short.refused
     assert "41.06 GiB are missing" in short.refused
 
 
+# 25.4 MB beside the activations: six of eight experts, by the plan.
+FEW_BYTES = (asked.ACTIVATIONS + 25.4e6) / asked.SHARE / (1 << 30)
+SMALL = replace(asked.device("b50"), memory=FEW_BYTES)
+CHUNK = 48
+
+
+def with_few_slots(engines: Engines, release: str) -> tuple[asked.Asked, trial.Trial]:
+    wanted = asked.Asked(known(str(engines.published)), SMALL, 1, 512, 8, host=64)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(trial, "CHUNKS", (CHUNK,))
+        return wanted, run(release, wanted, (Split(1, 1),))
+
+
 @pytest.mark.newest
+@beside(with_few_slots)
 def test_plan_and_start_give_experts_as_many_slots(
-    engines: Engines, release: str, monkeypatch: pytest.MonkeyPatch
+    engines: Engines, release: str
 ) -> None:
     """A start with the memory that the plan found beside the fewest slots."""
-    # 25.4 MB beside the activations: six of eight experts, by the plan.
-    memory = (asked.ACTIVATIONS + 25.4e6) / asked.SHARE / (1 << 30)
-    chunk, small = 48, replace(asked.device("b50"), memory=memory)
-    monkeypatch.setattr(trial, "CHUNKS", (chunk,))
-    found = known(str(engines.published))
-    wanted = asked.Asked(found, small, 1, 512, 8, host=64)
-    *_, auto = run(release, wanted, (Split(1, 1),)).attempts
+    wanted, tried = engines.begin(with_few_slots, release).result()
+    *_, auto = tried.attempts
     (stage,) = auto.stages
 
     per_slot = stage.slot_bytes // auto.slots
@@ -182,7 +214,7 @@ def test_plan_and_start_give_experts_as_many_slots(
         (
             ("moe_expert_cache_size", -1),
             ("kv_cache_memory_bytes", None),
-            ("max_num_batched_tokens", chunk),
+            ("max_num_batched_tokens", CHUNK),
             ("enable_prefix_caching", True),
             ("worker_cls", "proof.e2e.inside.recording.ToldMemoryWorker"),
         ),
@@ -194,18 +226,24 @@ def test_plan_and_start_give_experts_as_many_slots(
     assert checkpoint.CHOSEN < auto.slots < checkpoint.FLASH.experts
 
 
-@pytest.mark.newest
-def test_workspaces_of_a_long_context_are_set_aside(release: str) -> None:
-    """Of three requests prefill gathers the keys at once; the first layers of ratio 1
-    have a row for each token."""
-    device, least = asked.device("b70"), asked.ACTIVATIONS
+def of_contexts(engines: Engines, release: str) -> list[trial.Attempt]:
     found = []
     for context in (131_072, 1_048_576):
-        wanted = asked.Asked(NAMED["v4.1"], device, 16, context, 1)
+        wanted = asked.Asked(NAMED["v4.1"], asked.device("b70"), 16, context, 1)
         (choice,) = choices.choices(wanted, run(release, wanted, (Split(8, 2),)))
         found.append(choice.attempt)
-    short, long = found
-    assert short.fullest.set_aside == least
+    return found
+
+
+@pytest.mark.newest
+@beside(of_contexts)
+def test_workspaces_of_a_long_context_are_set_aside(
+    engines: Engines, release: str
+) -> None:
+    """Of three requests prefill gathers the keys at once; the first layers of ratio 1
+    have a row for each token."""
+    short, long = engines.begin(of_contexts, release).result()
+    assert short.fullest.set_aside == asked.ACTIVATIONS
     keys = 3 * (1_048_576 + 128 + long.max_num_batched_tokens) * 512 * 2
     scores = 512 << 20
     assert 0 < long.fullest.workspaces - keys - scores < 64 << 20
@@ -236,16 +274,23 @@ def test_a_start_takes_the_workspace_of_its_plan(
     assert engines.serve(release, job).workspace == planned
 
 
-@pytest.mark.newest
-def test_more_devices_than_a_host_has(release: str) -> None:
-    """24 B60, of which the emulated host has 16, in vLLM's own cut; and 20 in ours."""
-    wanted = asked.Asked(NAMED["flash"], asked.device("b60"), 24, 131_072, 16)
+MANY = asked.Asked(NAMED["flash"], asked.device("b60"), 24, 131_072, 16)
+
+
+def of_many(engines: Engines, release: str) -> trial.Trial:
     (*_, cut) = splits.possible(NAMED["flash"], 20)
-    tried = run(release, wanted, (Split(8, 3), cut))
-    found = {one.attempt.name: one for one in choices.choices(wanted, tried)}
+    return run(release, MANY, (Split(8, 3), cut))
+
+
+@pytest.mark.newest
+@beside(of_many)
+def test_more_devices_than_a_host_has(engines: Engines, release: str) -> None:
+    """24 B60, of which the emulated host has 16, in vLLM's own cut; and 20 in ours."""
+    tried = engines.begin(of_many, release).result()
+    found = {one.attempt.name: one for one in choices.choices(MANY, tried)}
     assert found["TP 8, PP 3"].serves
     assert found["TP 1, PP 20"].serves
-    command = choices.serve(wanted, found["TP 1, PP 20"].attempt)
+    command = choices.serve(MANY, found["TP 1, PP 20"].attempt)
     assert "VLLM_PP_LAYER_PARTITION=3,2," in command
     assert " --pipeline-parallel-size 20 " in command
 
@@ -262,46 +307,76 @@ def test_ten_b60_carry_what_eight_cannot(release: str) -> None:
     assert (few.devices, few.name) == (10, "TP 2, PP 5")
 
 
-@pytest.mark.newest
-def test_what_the_planner_lacks_is_its_own_fault(
-    release: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An argument that the engine does not know is none of its refusals."""
+def with_an_unknown_argument(engines: Engines, release: str) -> str:
+    """The error."""
     wanted = asked.Asked(NAMED["flash"], asked.device("b60"), 8, 4096, 1)
     given = trial.engine(wanted) | {"no_such_argument": 1}
-    monkeypatch.setattr(trial, "engine", lambda _: given)
-    with pytest.raises(InternalError, match="no_such_argument") as caught:
-        run(release, wanted, EIGHT)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(trial, "engine", lambda _: given)
+        with pytest.raises(InternalError, match="no_such_argument") as caught:
+            run(release, wanted, EIGHT)
     assert caught.value.exit_code == 70
-    assert "says nothing about whether the model starts" in str(caught.value)
+    return str(caught.value)
 
 
 @pytest.mark.newest
-def test_splits_that_cannot_be_are_refused_by_the_release(release: str) -> None:
-    """Those that a plan does not start: the rules are the release's."""
+@beside(with_an_unknown_argument)
+def test_what_the_planner_lacks_is_its_own_fault(
+    engines: Engines, release: str
+) -> None:
+    """An argument that the engine does not know is none of its refusals."""
+    error = engines.begin(with_an_unknown_argument, release).result()
+    assert "says nothing about whether the model starts" in error
+
+
+IMPOSSIBLE = (Split(24, 1), Split(16, 1), Split(3, 8), Split(1, 44), Split(1, 16))
+
+
+def of_impossible(engines: Engines, release: str) -> list[trial.Trial]:
+    """Splits by number, one whose stages have other caches, and one of V4.1."""
     wanted = asked.Asked(NAMED["flash"], asked.device("b60"), 24, 4096, 1)
-    impossible = (Split(24, 1), Split(16, 1), Split(3, 8), Split(1, 44), Split(1, 16))
-    for one in run(release, wanted, impossible).attempts:
+    apart = Split(1, 24, (3, *[2] * 17, *[1] * 6))
+    of_v41 = replace(wanted, checkpoint=NAMED["v4.1"])
+    return [
+        run(release, wanted, IMPOSSIBLE),
+        run(release, wanted, (apart,)),
+        run(release, of_v41, (Split(8, 3),)),
+    ]
+
+
+@pytest.mark.newest
+@beside(of_impossible)
+def test_splits_that_cannot_be_are_refused_by_the_release(
+    engines: Engines, release: str
+) -> None:
+    """Those that a plan does not start: the rules are the release's."""
+    by_number, apart, of_v41 = engines.begin(of_impossible, release).result()
+    for one in by_number.attempts:
         assert one.refused, one.name
         assert not one.stages
-    apart = Split(1, 24, (3, *[2] * 17, *[1] * 6))
-    (refused,) = run(release, wanted, (apart,)).attempts
+    (refused,) = apart.attempts
     assert "Workers disagree on supported KV cache layouts" in refused.refused
-    v41 = replace(wanted, checkpoint=NAMED["v4.1"])
-    (refused,) = run(release, v41, (Split(8, 3),)).attempts
+    (refused,) = of_v41.attempts
     assert "Use VLLM_PP_LAYER_PARTITION so that stages begin" in refused.refused
 
 
+V41 = asked.Asked(NAMED["v4.1"], asked.device("b70"), 24, 131_072, 16)
+
+
+def of_v41_cuts(engines: Engines, release: str) -> list[trial.Trial]:
+    """A cut at its sources, and one that leaves a stage without any."""
+    cuts = Split(8, 3, (8, 12, 20)), Split(8, 5, (2, 6, 6, 6, 20))
+    return [run(release, V41, [cut]) for cut in cuts]
+
+
 @pytest.mark.newest
-def test_v41_is_cut_where_it_can_be(release: str) -> None:
-    wanted = asked.Asked(NAMED["v4.1"], asked.device("b70"), 24, 131_072, 16)
-    (choice,) = choices.choices(
-        wanted, run(release, wanted, [Split(8, 3, (8, 12, 20))])
-    )
+@beside(of_v41_cuts)
+def test_v41_is_cut_where_it_can_be(engines: Engines, release: str) -> None:
+    can_be, beginning_at_two = engines.begin(of_v41_cuts, release).result()
+    (choice,) = choices.choices(V41, can_be)
     assert choice.serves
     assert choice.attempt.partition == "8,12,20"
-    beginning_at_two = Split(8, 5, (2, 6, 6, 6, 20))
-    (refused,) = run(release, wanted, [beginning_at_two]).attempts
+    (refused,) = beginning_at_two.attempts
     assert "Workers disagree on supported KV cache layouts" in refused.refused
 
 
@@ -320,17 +395,33 @@ def test_a_configuration_plans_as_its_checkpoint(release: str, tmp_path: Path) -
     assert not choice.attempt.fullest.unset
 
 
-@pytest.mark.newest
-@pytest.mark.parametrize("kind", ["mtp", "images"])
-def test_drafts_and_images_take_memory(release: str, kind: str) -> None:
-    name, device = {"mtp": ("flash", "b70"), "images": ("vision", "b70")}[kind]
-    plain = asked.Asked(NAMED[name], asked.device(device), 8, 8_192, 4)
+def without_and_with(engines: Engines, release: str, kind: str) -> list[trial.Attempt]:
+    """Of the same question without drafts or images, and with them."""
+    name = {"mtp": "flash", "images": "vision"}[kind]
+    plain = asked.Asked(NAMED[name], asked.device("b70"), 8, 8_192, 4)
     more = (
         replace(plain, speculation={"method": "mtp", "num_speculative_tokens": 1})
         if kind == "mtp"
         else replace(plain, images=4)
     )
-    (without,) = choices.choices(plain, run(release, plain, EIGHT))
-    (choice,) = choices.choices(more, run(release, more, EIGHT))
-    assert choice.attempt.fullest.weights > without.attempt.fullest.weights + 5e7
-    assert choice.attempt.room < without.attempt.room
+    found = []
+    for wanted in (plain, more):
+        (choice,) = choices.choices(wanted, run(release, wanted, EIGHT))
+        found.append(choice.attempt)
+    return found
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=beside(without_and_with, kind))
+        for kind in ("mtp", "images")
+    ],
+)
+def test_drafts_and_images_take_memory(
+    engines: Engines, release: str, kind: str
+) -> None:
+    without, with_more = engines.begin(without_and_with, release, kind).result()
+    assert with_more.fullest.weights > without.fullest.weights + 5e7
+    assert with_more.room < without.room

@@ -40,6 +40,7 @@ def check_call(function: str, arguments: str) -> None:
     assert json.loads(arguments) in ({"x": 1}, {"x": 2})
 
 
+@pytest.mark.full
 @pytest.mark.shows("a streamed tool call, with and without thinking", "equal")
 @asked_of(long=True)
 @MODES
