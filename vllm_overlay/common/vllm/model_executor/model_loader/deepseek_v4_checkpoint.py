@@ -95,7 +95,7 @@ def _checked(
             continue
         quantized = _QUANTIZED.search(name)
         is_expert = ".experts." in name
-        in_nvfp4 = own and is_expert and converted
+        in_nvfp4 = is_expert and converted
         if in_nvfp4 and of_draft:
             stage = int(name.split(".")[1])
             in_nvfp4 = not keeps_draft_experts(quantization, stage)

@@ -6,8 +6,7 @@ A graph that reads memory which has moved, or a number of the host that was true
 while it was captured, answers with wrong text and no error. So each captured size
 is replayed on requests that the capture did not see, and the same step is run again
 in eager mode, padded as the graph is: both then launch the same kernels on the same
-shapes, and a graph without a fault gives the same rows and caches. So do graphs of
-drafts, after the same step. Steps that serve are as they were.
+shapes, and a graph without a fault gives the same rows. Serving is as it was.
 """
 
 import time
@@ -17,12 +16,11 @@ from typing import Any
 import torch
 
 import vllm.envs as envs
-from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import get_world_group
 from vllm.logger import init_logger
 from vllm.v1.worker.xpu_graph_check_cases import Case, Cases
 from vllm.v1.worker.xpu_graph_check_steps import Steps
-from vllm.v1.worker.xpu_graph_check_twins import EagerDrafts, drop_graphs
+from vllm.v1.worker.xpu_graph_check_twins import drop_graphs, replaced
 
 logger = init_logger(__name__)
 
@@ -34,8 +32,6 @@ MODEL_TYPES = ("deepseek_v4", "deepseek_v41")
 # eager step is not the same when it runs again, before any replay, NOISE_FACTOR times
 # that distance.
 BOUND, NOISE_FACTOR, MAX_BOUND = 1e-3, 4.0, 0.5
-# In the place of a case where none differs.
-NO_CASE = 1 << 30
 
 
 def check_captured_graphs(runner: Any) -> None:
@@ -46,8 +42,7 @@ def check_captured_graphs(runner: Any) -> None:
     or stop if VLLM_XPU_GRAPH_CHECK is "stop".
 
     Raises:
-        RuntimeError: a graph differs and VLLM_XPU_GRAPH_CHECK is "stop", or replays
-            have written to memory of others, so that eager mode is wrong as well.
+        RuntimeError: a graph differs and VLLM_XPU_GRAPH_CHECK is "stop".
 
     """
     config = runner.model_config.hf_text_config
@@ -64,19 +59,12 @@ def check_captured_graphs(runner: Any) -> None:
         )
         return
     start = time.perf_counter()
-    check = GraphCheck(runner)
-    difference = check.run()
+    difference = first_difference(runner)
     logger.info(
         "Checking the captured graphs took %.1f secs", time.perf_counter() - start
     )
     if difference is None:
         return
-    if check.damaged:
-        raise RuntimeError(
-            f"{difference} Replays have written to memory of others: after them an "
-            "eager step is another one than before. Start with --enforce-eager, "
-            "which captures no graphs."
-        )
     if envs.VLLM_XPU_GRAPH_CHECK == "stop":
         raise RuntimeError(
             f"{difference} VLLM_XPU_GRAPH_CHECK=fallback serves without graphs; "
@@ -86,95 +74,56 @@ def check_captured_graphs(runner: Any) -> None:
     drop_graphs(runner)
 
 
-class GraphCheck:
-    """The comparison for one model runner, of either version."""
-
-    def __init__(self, runner: Any) -> None:
-        self.runner = runner
-        self.drafts = EagerDrafts(runner)
-        self.steps = Steps(runner, self.drafts)
-        self.damaged = False
-
-    @torch.inference_mode()
-    def run(self) -> str | None:
-        """Returns the first difference in words, or None: the same one on all ranks."""
-        metrics = self.runner.vllm_config.observability_config
-        wanted, metrics.cudagraph_metrics = metrics.cudagraph_metrics, True
+@torch.inference_mode()
+def first_difference(runner: Any) -> str | None:
+    """The first difference in words, or None: the same one on all ranks."""
+    steps = Steps(runner)
+    metrics = runner.vllm_config.observability_config
+    with replaced(metrics, cudagraph_metrics=True):
         try:
-            requests, cases = Cases(self.runner, self.drafts).build()
-            self.steps.prefill(requests)
-            return self._compare(cases)
+            requests, cases = Cases(runner).build()
+            steps.prefill(requests)
+            return compare(steps, cases) if cases else None
         finally:
-            self.steps.finish()
-            metrics.cudagraph_metrics = wanted
+            steps.finish()
 
-    def _compare(self, cases: list[Case]) -> str | None:
-        if not cases:
-            return None
-        # The largest batch, with tokens that no case has, and with drafts if any has.
-        size = attrgetter("drafts", "graph_tokens")
-        compared = [case for case in cases if case.mode != CUDAGraphMode.NONE]
-        reference = max(compared or cases, key=size), len(cases)
-        untouched = self.steps.run(*reference, eager=True)
-        # No replay has been there, so that no fault of a graph can raise the bound.
-        noise = self.steps.run(*reference, eager=True).error(untouched)
-        bound = min(max(BOUND, NOISE_FACTOR * noise), MAX_BOUND)
-        errors: list[float] = []
-        layers: list[str | None] = []
-        missed: list[str] = []
-        for seed, case in enumerate(cases):
-            replayed = self.steps.run(case, seed)
-            eager = self.steps.run(case, seed, eager=True)
-            used = (str(case.mode), case.graph_tokens)
-            if (
-                (stat := replayed.stat)
-                and case.mode != CUDAGraphMode.NONE
-                and (stat.runtime_mode, stat.num_padded_tokens) != used
-            ):
-                missed.append(str(case))
-            errors.append(replayed.error(eager))
-            layers.append(replayed.difference(eager))
-        again = self.steps.run(*reference, eager=True)
-        damage = again.error(untouched)
-        batches = len(cases) - len(missed)
-        missed += self.drafts.missed()
-        if missed:
-            logger.warning("No batch came to the %s: not checked", ", ".join(missed))
-        wrong = [
-            i
-            for i, (error, layer) in enumerate(zip(errors, layers))
-            # Rows that differ by rounding come with other bytes in the caches.
-            if not error <= bound or (error == 0 and layer is not None)
-        ]
-        first = self._first_of_all_ranks(wrong[0] if wrong else NO_CASE)
-        self.damaged = not self._first_of_all_ranks(int(damage <= bound))
-        if first != NO_CASE:
-            # A pipeline stage without drafts has fewer cases.
-            here = min(first, len(cases) - 1)
-            name = cases[here] if here == first else "graph of another stage's drafts"
-            subject = f"The {name} differs from eager execution"
-            error, layer = errors[here], layers[here]
-        elif self.damaged:
-            subject = f"Eager mode for the {reference[0]} is another one after replays"
-            error, layer = damage, again.difference(untouched)
-        else:
-            logger.info(
-                "%d batches are the same by captured graphs and in eager mode: rows "
-                "differ by up to %.2g, an eager step run again by %.2g (bound %.2g); "
-                "the caches of %d batches are the same to the byte. Drafts of %d "
-                "batches are among them",
-                *(batches, max(errors), noise, bound),
-                *(layers.count(None), sum(case.drafts for case in cases)),
-            )
-            return None
+
+def compare(steps: Steps, cases: list[Case]) -> str | None:
+    # The largest batch, with tokens that no case has.
+    reference = max(cases, key=attrgetter("graph_tokens")), len(cases)
+    untouched = steps.run(*reference, eager=True)
+    # No replay has been there, so that no fault of a graph can raise the bound.
+    noise = steps.run(*reference, eager=True).error(untouched)
+    bound = min(max(BOUND, NOISE_FACTOR * noise), MAX_BOUND)
+    errors: list[float] = []
+    missed: list[str] = []
+    for seed, case in enumerate(cases):
+        replayed = steps.run(case, seed)
+        eager = steps.run(case, seed, eager=True)
+        stat, used = replayed.stat, (str(case.mode), case.graph_tokens)
+        if stat and (stat.runtime_mode, stat.num_padded_tokens) != used:
+            missed.append(str(case))
+        errors.append(replayed.error(eager))
+    if missed:
+        logger.warning("No batch came to the %s: not checked", ", ".join(missed))
+    wrong = [i for i, error in enumerate(errors) if not error <= bound]
+    first = first_of_all_ranks(wrong[0] if wrong else len(cases))
+    if first < len(cases):
         return (
-            f"{subject}: on this rank a row is off by {error:.2g} of its norm (bound "
-            f"{bound:.2g}); the caches differ first {layer or 'nowhere'}."
+            f"The {cases[first]} differs from eager execution: on this rank a row is "
+            f"off by {errors[first]:.2g} of its norm (bound {bound:.2g})."
         )
+    logger.info(
+        "%d batches are the same by captured graphs and in eager mode: rows differ by "
+        "up to %.2g, an eager step run again by %.2g (bound %.2g)",
+        *(len(cases) - len(missed), max(errors), noise, bound),
+    )
+    return None
 
-    def _first_of_all_ranks(self, index: int) -> int:
-        first = torch.tensor(index)
-        torch.distributed.all_reduce(
-            first, torch.distributed.ReduceOp.MIN, group=get_world_group().cpu_group
-        )
-        return int(first)
+
+def first_of_all_ranks(index: int) -> int:
+    first = torch.tensor(index)
+    torch.distributed.all_reduce(
+        first, torch.distributed.ReduceOp.MIN, group=get_world_group().cpu_group
+    )
+    return int(first)

@@ -111,8 +111,7 @@ def host_experts(
     if is_first:
         needed = _of_this_host(layers * size)
         logger.info(
-            "Experts: %.2f GiB of pinned memory of this host, of which %.2f GiB are "
-            "free.",
+            "Experts: %.2f GiB of pinned memory of this host; %.2f GiB are free.",
             needed / GiB_bytes,
             free / GiB_bytes,
         )
