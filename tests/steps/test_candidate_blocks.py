@@ -161,10 +161,11 @@ def test_masks_of_rows_that_reach_the_last_column(
 ) -> None:
     """A candidate behind it stands for it. Bounds and columns have strides."""
     device, last = layout.device(), WIDTH - 1
-    bounds, own = [(0, WIDTH), (40, WIDTH), (120, 160)], [[0, 3], [2, 30], [1, -1]]
+    bounds = [(0, WIDTH), (40, WIDTH), (120, 160), (40, WIDTH)]
+    own = [[0, 3], [2, 30], [1, -1], [2, 1]]
     starts, ends = torch.tensor(bounds, dtype=torch.int32, device=device).unbind(1)
     blocks = torch.tensor(own, dtype=torch.int32, device=device)
-    whole = torch.full((3 * repeat, 2 * WIDTH), float(UNWRITTEN), device=device)
+    whole = torch.full((4 * repeat, 2 * WIDTH), float(UNWRITTEN), device=device)
     made = noting(monkeypatch, torch, "empty")
     args = (starts, ends, blocks.repeat_interleave(repeat, 0), BLOCK, repeat)
     admitted("apply_candidate_mask", whole[:, ::2], *args)
@@ -190,6 +191,8 @@ def test_other_platforms_keep_the_assertion(monkeypatch: pytest.MonkeyPatch) -> 
     ends = torch.ones(1, dtype=torch.int32)
     with pytest.raises(AssertionError):
         module.apply_candidate_mask(logits, None, ends, ends[None], BLOCK)
+    with pytest.raises(AssertionError):
+        module.select_candidate_blocks(logits, None, ends, 1, BLOCK, ends[None])
 
 
 def test_a_long_row_behind_others() -> None:
