@@ -155,6 +155,31 @@ def test_scores_are_masked_up_to_the_end_of_a_row(
         assert count <= -(-SHORT[row // repeat] // BLOCK) + 2, "flags written"
 
 
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_masks_of_rows_that_reach_the_last_column(
+    repeat: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A candidate behind it stands for it. Bounds and columns have strides."""
+    device, last = layout.device(), WIDTH - 1
+    bounds = [(0, WIDTH), (40, WIDTH), (120, 160), (40, WIDTH)]
+    own = [[0, 3], [2, 30], [1, -1], [2, 1]]
+    starts, ends = torch.tensor(bounds, dtype=torch.int32, device=device).unbind(1)
+    blocks = torch.tensor(own, dtype=torch.int32, device=device)
+    whole = torch.full((4 * repeat, 2 * WIDTH), float(UNWRITTEN), device=device)
+    made = noting(monkeypatch, torch, "empty")
+    args = (starts, ends, blocks.repeat_interleave(repeat, 0), BLOCK, repeat)
+    admitted("apply_candidate_mask", whole[:, ::2], *args)
+    assert (whole[:, 1::2] == UNWRITTEN).all()
+    (flags,) = (tensor for tensor in made if tensor.ndim == 2)
+    for row, count in enumerate(written(flags)):
+        (start, end), kept = bounds[row // repeat], own[row // repeat]
+        assert count <= -(-(end - start) // BLOCK) + 2, "flags written"
+        for column in range(start, end):
+            stays = (column - start) // BLOCK in kept or (30 in kept and column == last)
+            wanted = UNWRITTEN if stays else -math.inf
+            assert whole[row, 2 * column] == wanted, (row, column)
+
+
 @pytest.mark.unchanged
 @pytest.mark.any_platform
 def test_other_platforms_keep_the_assertion(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +191,8 @@ def test_other_platforms_keep_the_assertion(monkeypatch: pytest.MonkeyPatch) -> 
     ends = torch.ones(1, dtype=torch.int32)
     with pytest.raises(AssertionError):
         module.apply_candidate_mask(logits, None, ends, ends[None], BLOCK)
+    with pytest.raises(AssertionError):
+        module.select_candidate_blocks(logits, None, ends, 1, BLOCK, ends[None])
 
 
 def test_a_long_row_behind_others() -> None:

@@ -77,6 +77,10 @@ def test_other_models_are_refused() -> None:
     config.model_config.hf_config.model_type = "deepseek_v32"
     with pytest.raises((AssertionError, ValueError), match="only supported for Deep"):
         batch_metadata.indexer_builder(config, indexer)
+    plain = model_configs.vllm_config()
+    indexer = model_layers.attention_layer(plain, RATIO).indexer
+    plain.model_config.hf_config.model_type = "deepseek_v32"
+    batch_metadata.indexer_builder(plain, indexer)
 
 
 @pytest.mark.unchanged

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import indexer_batch, layout, model_layers
+from helpers import indexer_batch, layer_parts, layout, model_layers
 from helpers.attention_batch import Batch, random_sinks
+from helpers.block_fp8 import load
 from helpers.compilations import check, compiled, warmed_up
 
 
@@ -30,6 +31,10 @@ def give_pages(layer: Any) -> None:
         cache.kv_cache = torch.zeros(
             (2, tokens, 584), dtype=torch.uint8, device=layout.device()
         )
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device=layout.device())
 
 
 @pytest.mark.parametrize(
@@ -58,6 +63,38 @@ def test_a_request_compiles_nothing(
     check(needed, before)
 
 
+def test_a_request_of_a_layer_in_fp8_compiles_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Attention writes the operands of wo_a's product, and rounds them."""
+    registries: list[Any] = []
+    batch = Batch(
+        *(4, (131, 600), (1, 3)),
+        sinks=random_sinks(),
+        attend=layer_parts.attend,
+        build=registered(registries),
+        quantized=True,
+    )
+    load(batch.whole.wo_a)
+    layer_parts.finish_loading(batch.whole)
+    before = warmed_up(registries[0], monkeypatch)
+    positions = torch.tensor(batch.positions()).to(layout.device())
+    like = torch.empty(len(positions), 256, dtype=torch.bfloat16)
+    output = batch.whole._alloc_attn_out(len(positions), like.to(layout.device()))
+    with batch.ready(), compiled(monkeypatch) as needed:
+        batch.attend(batch.queries, batch.queries, positions, output)
+    check(needed, before)
+
+
+@pytest.mark.parametrize(("ratio", "width"), [(0, 128), (4, 640), (128, 256)])
+def test_decode_is_compiled_for_all_keys_of_a_token(ratio: int, width: int) -> None:
+    """Of its window, and as many as the indexer chooses or as a context has."""
+    batch = Batch(ratio, (131,), (1,), sinks=random_sinks(), build=registered([]))
+    module = layout.module("vllm.models.deepseek_v4.xpu.jit_warmup")
+    keys = module.XPU_SPARSE_DECODE_KERNEL.get_warmup_keys(batch.layer)
+    assert {key.topk_width + key.swa_width for key in keys} == {width}
+
+
 @pytest.mark.parametrize(
     ("seq_lens", "query_lens"),
     [((300,), (1,)), ((300, 70, 9), (1, 1, 5)), ((90, 40), (6, 5))],
@@ -77,3 +114,30 @@ def test_an_mxfp4_indexer_compiles_nothing(
     with compiled(monkeypatch) as needed:
         batch.run()
     check({found for found in needed if "logits" in found[0]}, before)
+
+
+@pytest.mark.parametrize("width", [1, 5, 32])
+def test_pages_of_a_request_compile_nothing(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many an MXFP4 indexer's scores are made of."""
+    registries: list[Any] = []
+    batch = indexer_batch.Batch((300,), (1,), fp4=True, build=registered(registries))
+    give_pages(batch.layer)
+    indexer = batch.layer.indexer
+    indexer.k_cache.kv_cache = zeros(3, 64, 68, dtype=torch.uint8)
+    before = warmed_up(registries[0], monkeypatch)
+    kernels = "vllm.model_executor.kernels.xpu_dsv4"
+    logits = layout.module(f"{kernels}.mqa_logits_mxfp4").mxfp4_paged_mqa_logits
+    with compiled(monkeypatch, launch=False) as needed:
+        logits(
+            zeros(3, 1, indexer.n_head, 64, dtype=torch.int8),
+            zeros(3, 1, indexer.n_head, dtype=torch.int32),
+            indexer.k_cache.kv_cache,
+            zeros(3, indexer.n_head),
+            zeros(3, 1, dtype=torch.int32),
+            zeros(3, width, dtype=torch.int32),
+            None,
+            indexer.max_model_len,
+        )
+    check(needed, before)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import layout, model_configs, model_layers
+from helpers import layer_parts, layout, model_configs, model_layers
+from helpers import reference_attention as reference
+from helpers.attention_batch import RATIOS, Batch, random_sinks
 
 XPU = "vllm.models.deepseek_v4.xpu"
 PREFIX = "model.layers.7.attn"
@@ -35,6 +37,7 @@ def other_layer() -> Any:
             self.topk_indices_buffer = torch.zeros((8, 16), dtype=torch.int32)
             self.n_local_heads, self.n_local_groups = 8, 2
             self.window_size, self.max_num_batched_tokens = 128, 8
+            self.max_model_len, self.PREFILL_CHUNK_SIZE = 200, 4
             self.swa_cache_layer = SimpleNamespace(kv_cache=pages(32))
             self.wo_a = torch.nn.Module()
 
@@ -56,6 +59,45 @@ def test_its_warm_up_measures_what_the_layer_reads() -> None:
     assert {key.pages.block_size for key in keys} == {128}
     assert {key.swa_pages.block_size for key in keys} == {32}
     assert {key.topk_width for key in keys} == {16}
+
+
+def reserved(layer: Any) -> tuple[int, int]:
+    """Compressed entries of a request, and of a token, that a profile run reserves."""
+    from vllm.forward_context import create_forward_context as create
+    from vllm.forward_context import override_forward_context as override
+
+    made: list[tuple[int, int, int]] = []
+    layer._prefill_workspace = lambda *given: made.append(given)
+    layer._decode_workspace = lambda: None
+    q, positions = torch.ones(1, 8, 512), torch.zeros(1, dtype=torch.int64)
+    with override(create(None, model_configs.vllm_config())):
+        layer.forward_mqa(q, q, positions, q)
+    assert not q.any(), "a profile run leaves rows"
+    ((requests, entries, of_a_token),) = made
+    assert requests == layer.PREFILL_CHUNK_SIZE
+    return entries - layer.window_size - layer.max_num_batched_tokens, of_a_token
+
+
+def test_its_profile_reserves_what_the_layer_reads() -> None:
+    assert reserved(other_layer()) == (200, 16)
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize(
+    ("ratio", "entries"), [(0, (0, 0)), (4, (1024, 512)), (128, (32, 32))]
+)
+def test_what_layers_of_v4_reserve(ratio: int, entries: tuple[int, int]) -> None:
+    layer = model_layers.attention_layer(model_configs.vllm_config(), ratio)
+    assert reserved(layer) == entries
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_layers_of_v4_attend(ratio: int) -> None:
+    """A decode beside a prompt."""
+    sinks = random_sinks(8)
+    batch = Batch(ratio, (131, 260), (1, 2), sinks=sinks, attend=layer_parts.attend)
+    assert reference.relative(batch.forward(), batch.expected(sinks)) < 4e-3
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,13 @@ def test_it_rounds_once(shape: tuple[int, ...], scaled: tuple[float, ...]) -> No
     assert off <= 1, f"is off by {off:.1f} roundings to bfloat16"
 
 
+def test_nothing_is_written_behind_a_row() -> None:
+    launch = layout.module(ACTIVATION).silu_and_mul_with_clamp_triton
+    wide = torch.full((5, 120), 7.0, dtype=torch.bfloat16, device=layout.device())
+    launch(wide[:, :111], projected(5, 222), LIMIT)
+    assert wide[:, 111:].eq(7).all() and not wide[:, :111].eq(7).all()
+
+
 @pytest.mark.unchanged
 @pytest.mark.any_platform
 def test_strided_rows_and_none() -> None:

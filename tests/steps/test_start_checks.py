@@ -4,6 +4,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +75,22 @@ REFUSED = {
     ),
     "16 bits": ({"fields": {"quantization_config": None}}, "FP8 in blocks, with"),
 }
+# With the version of the model runner, where it matters.
+ACCEPTED: dict[str, tuple[dict[str, Any], str]] = {
+    "vLLM's own blocks": ({"block_size": None}, ""),
+    "experts in order": (
+        {"enable_expert_parallel": True, "enable_ep_weight_filter": True},
+        "",
+    ),
+    "all experts read": (
+        {"enable_expert_parallel": True, "expert_placement_strategy": "round_robin"},
+        "",
+    ),
+    "embeddings for layers that read no token ids": (
+        {"enable_prompt_embeds": True, "fields": {"num_hash_layers": 0}},
+        "",
+    ),
+}
 ATTENTION = "model.layers.0.self_attn.kv_proj.weight"
 LLAMA = {
     "model_type": "llama",
@@ -109,6 +126,15 @@ if hasattr(layout.module(layout.MODEL).DeepseekV4ForCausalLM, "supports_pp"):
         {"pipeline_parallel_size": 3},
         "VLLM_PP_LAYER_PARTITION with at least 2",
     )
+    REFUSED["two stages"] = (
+        {"pipeline_parallel_size": 2, "fields": {"num_hash_layers": 3}},
+        "VLLM_PP_LAYER_PARTITION with at least 3",
+    )
+    ACCEPTED["stages of V1"] = ({"pipeline_parallel_size": 3}, "0")
+    ACCEPTED["token ids for one stage alone"] = (
+        {"pipeline_parallel_size": 3, "fields": {"num_hash_layers": 1}},
+        "1",
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -138,12 +164,34 @@ def test_it_says_what_to_use(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options, advice = REFUSED[case]
-    if case == "stages":
+    if "pipeline_parallel_size" in options:
         # V1 gives token ids to every stage.
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     end = end_of_configuration(tmp_path, **options)
     assert "DeepSeek V4 on XPU" in end, f"the start ends with {end}"
     assert advice in end
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_what_may_be_asked(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, runner = ACCEPTED[case]
+    if runner:
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", runner)
+    assert end_of_configuration(tmp_path, **options) == "a configuration"
+
+
+def test_what_is_not_there_is_not_checked(tmp_path: Path) -> None:
+    """A configuration without a model, and drafts that no model makes."""
+    module = layout.module("vllm.platforms.xpu_deepseek_v4")
+    module.check_deepseek_v4(SimpleNamespace(model_config=None))
+    config = configured(tmp_path)
+    config.speculative_config = SimpleNamespace(
+        method="suffix", draft_model_config=None
+    )
+    assert not [reason for check in module.CHECKS if (reason := check(config))]
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.hc_head.hc_fn", ATTENTION])
@@ -161,6 +209,13 @@ def test_tensors_of_transformers(tmp_path: Path, name: str, listed: str) -> None
 def test_tensors_of_deepseek(tmp_path: Path, listed: str) -> None:
     names = ["embed.weight", "head.weight", "hc_head_fn", "layers.0.attn.wkv.weight"]
     write_names(tmp_path, [*names, "mtp.0.hc_head_fn"], listed)
+    assert end_of_configuration(tmp_path) == "a configuration"
+
+
+@pytest.mark.unchanged
+def test_a_file_beside_those_of_the_index_is_not_read(tmp_path: Path) -> None:
+    write_names(tmp_path, [ATTENTION], "in one file")
+    write_names(tmp_path, ["layers.0.attn.wkv.weight"], "by an index")
     assert end_of_configuration(tmp_path) == "a configuration"
 
 

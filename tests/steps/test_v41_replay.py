@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import compilations, layout, model_configs, v41
+from helpers import compilations, layout, model_configs, replay_state, v41
+from helpers.replay_state import batch_of, state_of
 
 PAGE, HALF, WINDOW = 128, 32, 128
 LONG = 131_072
@@ -290,44 +291,6 @@ def test_the_source_stores_what_later_layers_read(
     assert [name for name, _ in done].count("indexer") == 1
 
 
-def state_of(starts: list[int]) -> Any:
-    """A model state that says which rows it chose of a batch, and from where on their
-    windows have keys."""
-    model = layout.module("vllm.models.deepseek_v41.xpu.model")
-    server = SimpleNamespace(specialized_decode_config=None)
-    kind = model.DeepseekV41XPULLMForCausalLM.get_model_state_cls(server)
-    assert hasattr(kind, "_starts_of"), "later layers compute all rows"
-    state = object.__new__(kind)
-    state.decoder_replay_layers = SimpleNamespace(replay_batch="the last step's")
-    state._later_start_np = np.array(starts, dtype=np.int32)
-    state._kept_rows, state.vllm_config = torch.arange(99_999), None
-    chosen = {}
-
-    def keep_rows(batch: Any, slots: Any, start: Any, lens: Any, count: int) -> Any:
-        chosen["rows"] = lens.tolist()
-        assert lens.sum() == count
-        return batch, slots
-
-    def keep_starts(batch: Any, start: Any, *rest: Any) -> Any:
-        chosen["starts"] = start.tolist()
-
-    state._kept_input_batch, state._metadata_of = keep_rows, keep_starts
-    return state, chosen
-
-
-def batch_of(rows: list[tuple[int, int, bool]]) -> Any:
-    """Of each request how many tokens it has in the step, how many up to its end, and
-    whether it still reads its prompt."""
-    counts, lens, reads = zip(*rows, strict=True)
-    return SimpleNamespace(
-        num_reqs=len(rows),
-        idx_mapping_np=np.arange(len(rows)),
-        is_prefilling_np=np.array(reads),
-        query_start_loc_np=np.cumsum([0, *counts, 0]),  # padded
-        seq_lens_cpu_upper_bound=torch.tensor(lens),
-    )
-
-
 @pytest.mark.parametrize(
     ("start", "row", "kept", "begin"),
     [
@@ -400,6 +363,40 @@ def test_graphs_have_keys_of_the_end_alone(monkeypatch: pytest.MonkeyPatch) -> N
     assert state.prepare_attn(*for_capture) == whole
     state.decoder_replay_layers = None
     assert prepared(modes.PIECEWISE, reading) == whole
+
+
+def test_windows_of_later_layers_begin_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And that of the source at the prompt's begin. Groups are copied once."""
+    nvidia = layout.module("vllm.models.deepseek_v41.nvidia.model_state")
+    default = layout.module("vllm.v1.worker.gpu.model_states.default")
+    none = layout.module("vllm.config").CUDAGraphMode.NONE
+
+    def init(self: Any, requests: int) -> None:
+        self.max_num_reqs, self.device = requests, torch.device(layout.device())
+        self._replay_attn_groups, self._replay_start = None, "the prompt's begin"
+
+    def prepare(self: Any, *given: Any, model_specific_attn_metadata: Any) -> Any:
+        assert given[1:4] == (none, "tables", "slots") and given[5] == "pages"
+        begin = model_specific_attn_metadata.replay_start
+        return {name: (given[0], begin) for name in given[4]}
+
+    monkeypatch.setattr(nvidia.DeepseekV41ModelState, "__init__", init)
+    monkeypatch.setattr(default.DefaultModelState, "prepare_attn", prepare)
+    state, copied = replay_state.kind()(4), []
+    assert state._later_start_np.tolist() == [0, 0, 0, 0]
+    state.decoder_replay_layers = SimpleNamespace(
+        metadata_prefixes={"source", "later"}, first_swa_prefix="source"
+    )
+    state._copy_attn_groups = lambda groups, names: copied.append(names) or names
+    for begin in ([45, 10], [46, 0, 7]):
+        batch, starts = SimpleNamespace(num_reqs=len(begin)), np.array(begin, np.int32)
+        given = (batch, starts, "tables", "slots", ["groups"], "pages")
+        found = state._metadata_of(*given)
+        assert found["source"] == (batch, "the prompt's begin")
+        assert found["later"][0] is batch and found["later"][1].tolist() == begin
+    assert copied == [{"source", "later"}, {"source"}]
 
 
 def test_a_new_request_says_where_its_rows_begin(

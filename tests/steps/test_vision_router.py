@@ -82,6 +82,11 @@ def test_a_layer_without_ids_says_so() -> None:
     moe = layer_of_experts(hashed=False)
     with pytest.raises(ValueError, match="vision MoE routing requires input_ids"):
         moe(torch.randn(3, HIDDEN, dtype=torch.bfloat16))
+    text = moe_layers.experts(model_configs.vllm_config(quantized=True))
+    for layer in (moe, text):
+        layer._forward_fused_moe = lambda *given: given
+    assert moe("rows", "ids") == ("rows", "ids")
+    assert text("rows") == ("rows", None)
 
 
 def test_the_draft_is_given_the_ids() -> None:
