@@ -40,8 +40,18 @@ def pytest_terminal_summary(
         for launch in ran:
             terminalreporter.write_line(str(launch))
         if rows := config.getoption("--rows"):
+            from stack.base.releases import load
+            from stack.core.project import Project
             from stack.core.rows import csv_text
+            from stack.pages.made import stamp
 
-            rows.write_text(csv_text([launch.row() for launch in ran]))
+            project = Project(config.rootpath)
+            release = load(project).names[-1]
+            made = stamp(project, release)
+            found = [
+                {"release": release, "number": number, **launch.row(), **made}
+                for number, launch in enumerate(ran, 1)
+            ]
+            rows.write_text(csv_text(found))
     if line := described(config):
         terminalreporter.write_line(line)

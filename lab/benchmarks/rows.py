@@ -2,7 +2,7 @@
 """`python -m lab.benchmarks.rows`: write the rows of a finished run, which is in
 `benchmark.json`, for the pages.
 
-No package is needed, so it runs on another machine than the one that measured.
+It needs no torch, so it runs on another machine than the one that measured.
 """
 
 import argparse
@@ -14,10 +14,13 @@ from typing import Any
 
 from stack.core.errors import UsageError
 from stack.core.markdown import with_section
+from stack.core.project import Project
 from stack.core.rows import csv_text
+from stack.pages.made import stamp
 
 Row = dict[str, Any]
 """A `lab.benchmarks.run.Measurement`, as the report has it."""
+ROOT = Path(__file__).resolve().parents[2]
 SECTION = "benchmark"
 """The generated section of the page."""
 ROWS = "data/benchmark.csv"
@@ -80,6 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "report", type=Path, nargs="?", default=Path(".bench/results/benchmark.json")
     )
     parser.add_argument("--docs", type=Path, default=Path("docs/kernels.md"))
+    parser.add_argument(
+        "--release", default="v0.33.0", help="has the kernels that were measured"
+    )
     options = parser.parse_args(arguments)
     report = json.loads(options.report.read_text())
     try:
@@ -90,7 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.docs.write_text(text)
     rows = options.docs.parent / ROWS
     rows.parent.mkdir(parents=True, exist_ok=True)
-    rows.write_text(csv_text([csv_row(row) for row in report["rows"]]))
+    ran = stamp(Project(ROOT), options.release, report["environment"]["command"])
+    release = {"release": options.release}
+    rows.write_text(csv_text([release | csv_row(row) | ran for row in report["rows"]]))
     return 0
 
 

@@ -11,6 +11,7 @@ import argparse
 import csv
 import gc
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -114,9 +115,13 @@ def text(case: "Case", rows: Sequence[Measurement]) -> str:
     return "\n".join(lines)
 
 
-def environment(device: torch.device) -> dict[str, str]:
-    """What the figures were measured on."""
+def environment(
+    device: torch.device, arguments: Sequence[str] | None = None
+) -> dict[str, str]:
+    """What the figures were measured on, and the command."""
+    words = sys.argv[1:] if arguments is None else arguments
     return {
+        "command": shlex.join(["python", "-m", "lab.benchmarks.run", *words]),
         "device": describe(device),
         "torch": torch.__version__,
         "triton": triton.__version__,
@@ -169,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.manual_seed(0)
     clock = Clock(device)
     roofline = clock.roofline()
-    facts = environment(device)
+    facts = environment(device, arguments)
     print(
         f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}: copy "
         f"{roofline.bandwidth / 1e12:.2f} TB/s, bf16 product "

@@ -22,7 +22,7 @@ from stack.core.markdown import table
 from stack.core.project import Project
 from stack.core.rows import read_rows
 from stack.pages import record
-from stack.pages.made import stamp
+from stack.pages.made import MADE, stamp
 
 SECTION, PAGE, DATA = "plans", "docs/deploying.md", "docs/data/plans.csv"
 FEW_CARDS, SPEED_PAGE = "few cards", "docs/speed.md"
@@ -34,6 +34,7 @@ MACHINE = (
 HEADS = (
     *("release", "devices", "split", "weights, GiB", "requests", "chunk"),
     *("host + pinned, GiB", "tokens/s, modelled", "limit, or why it does not start"),
+    "planned",
 )
 GIB = 1 << 30
 Row = dict[str, str]
@@ -141,8 +142,9 @@ def _machine(row: Row) -> tuple[str, ...]:
 
 def _cells(row: Row) -> list[str]:
     devices = f"{row['model']}: {row['count']} {row['device']}"
+    day = row.get(MADE, "")
     if reason := row.get("refused"):
-        return [row["release"], devices, row["split"], *[""] * 5, reason]
+        return [row["release"], devices, row["split"], *[""] * 5, reason, day]
     speed = f"{row['tokens_per_second_slow']} to {row['tokens_per_second_fast']}"
     return [
         row["release"],
@@ -151,6 +153,7 @@ def _cells(row: Row) -> list[str]:
         f"{row['host_gib']} + {row['pinned_gib']}",
         speed if row["tokens_per_second_slow"] else "",
         row["limit"],
+        day,
     ]
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from stack.base.releases import load
 from stack.checks.checker import Checker, Proof
@@ -14,6 +14,7 @@ from stack.core.errors import UsageError
 from stack.core.project import Project
 from stack.core.rows import read_rows
 from stack.pages import record
+from stack.pages.made import TREE, UNKNOWN, stamp
 from stack.series.apply import trees
 from stack.series.result import Figure
 
@@ -22,7 +23,7 @@ PAGE = "docs/defects.md"
 DATA = "docs/data/defects.csv"
 SECTION = "defects"
 """The page's generated section."""
-UNPROVEN = "not checked on this machine"
+UNPROVEN = "not checked where this was written"
 _LONGEST = 160
 """Characters of a failure that the page shows."""
 _BY_STEP = re.compile(r"\bby `([a-z0-9-]+)`$")
@@ -149,8 +150,8 @@ def _shortened(figure: Figure) -> str:
 
 def write(project: Project, observed: Iterable[Observation]) -> None:
     """Write the record, and the page's generated section. A step whose present form was
-    not checked here keeps the figures of an earlier check, which the record has; a
-    release without any figure has no row.
+    not checked here keeps the figures, tree and day of its earlier check, which the
+    record has; a release without any figure has no row.
 
     Raises:
         UsageError: the page has no such section.
@@ -161,13 +162,15 @@ def write(project: Project, observed: Iterable[Observation]) -> None:
     }
     rows, kept = [], []
     for row in observed:
-        old = earlier.get((row.id, row.defect, row.release))
-        if row.after == UNPROVEN and old:
+        old = earlier.get((row.id, row.defect, row.release), {})
+        if row.after == UNPROVEN and old.get("step") == row.step:
             kept.append(row.release)
-            row = replace(row, before=old["before"], after=old["after"])
-        rows.append(row)
-    checked = {row.release for row in rows if row.after not in ("", UNPROVEN)}
-    unchecked = [row.release for row in rows if row.release not in checked]
+            rows.append(old)
+        else:
+            unproven = {TREE: UNKNOWN} if row.after == UNPROVEN else {}
+            rows.append(asdict(row) | stamp(project, row.release) | unproven)
+    checked = {row["release"] for row in rows if row["after"] not in ("", UNPROVEN)}
+    unchecked = [row["release"] for row in rows if row["release"] not in checked]
     section = "\n\n".join(
         f"{says}: {', '.join(dict.fromkeys(names))}."
         for says, names in (
@@ -176,5 +179,5 @@ def write(project: Project, observed: Iterable[Observation]) -> None:
         )
         if names
     )
-    figures = [asdict(row) for row in rows if row.release in checked]
+    figures = [row for row in rows if row["release"] in checked]
     record.write(project, DATA, figures, PAGE, (SECTION, section))

@@ -3,7 +3,8 @@
 
 docs/data/tables.toml has an entry for each file. A row of a run keeps the beginning of
 the id of the release's last tree, and the day: where the release has another tree now,
-the row is of an earlier revision, and the README has no figure of it.
+the row is of an earlier revision, and the README has no figure of it. The command is
+the file's, or the row's where each row has another one.
 """
 
 import re
@@ -21,11 +22,16 @@ from stack.series.recorded import read_trees
 
 FOLDER = "docs/data"
 TABLES = f"{FOLDER}/tables.toml"
-TREE, MADE = "tree_id", "made"
+TREE, MADE, COMMAND = "tree_id", "made", "command"
 UNKNOWN = ""
 """The tree of rows that were made before rows named it."""
 _SHORT = 12
-_ID = re.compile(rf"[0-9a-f]{{{_SHORT}}}|")
+_FORMS = {
+    TREE: ("for the id of its tree", re.compile(rf"[0-9a-f]{{{_SHORT}}}|")),
+    MADE: ("for its day", re.compile(r"\d{4}-\d\d-\d\d")),
+    COMMAND: ("for its command", re.compile(r"[a-z].*")),
+}
+"""What each row of a run has, in which form."""
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,11 +41,14 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         key: the columns that name a row; empty where rows are of no release's tree.
         command: writes the rows.
         by: who keeps the rows where no command of this machine does.
+        held_to: where rows are of no run: the file that they agree with, or the test
+            or program that compares them.
     """
 
     key: tuple[str, ...] = ()
     command: str = ""
     by: str = ""
+    held_to: str = ""
 
 
 def tables(project: Project) -> dict[str, Table]:
@@ -55,9 +64,12 @@ def tables(project: Project) -> dict[str, Table]:
         raise UsageError(f"{TABLES}: {error}", path=path) from None
 
 
-def stamp(project: Project, release: str) -> dict[str, str]:
-    """What a row of a run of `release` says of the tree that gave it, now."""
-    return {TREE: tree_of(project, release), MADE: datetime.now(UTC).date().isoformat()}
+def stamp(project: Project, release: str, command: str = "") -> dict[str, str]:
+    """What a row of a run of `release` says of the tree that gave it, now, and of the
+    command where that is not its file's."""
+    day = datetime.now(UTC).date().isoformat()
+    ran = {COMMAND: command} if command else {}
+    return {TREE: tree_of(project, release), MADE: day, **ran}
 
 
 def tree_of(project: Project, release: str) -> str:
@@ -88,8 +100,7 @@ def ages(project: Project) -> Iterator[Age]:
     """One for each release of each file whose rows name their tree.
 
     Raises:
-        UsageError: a row names no tree in the form of an id, or two rows are of one
-            cell.
+        UsageError: a row lacks its tree, day or command, or two rows are of one cell.
     """
     for name, table in tables(project).items():
         if not table.key:
@@ -111,21 +122,23 @@ def ages(project: Project) -> Iterator[Age]:
 
 
 def checked(project: Project, name: str, table: Table) -> list[dict[str, str]]:
-    """The rows of a file, each with a tree and of a cell of its own.
+    """The rows of a file, each with tree, day and command, and of a cell of its own.
 
     Raises:
         UsageError: one is not.
     """
     path = project.root / FOLDER / f"{name}.csv"
     rows = read_rows(path)
+    ours = {COMMAND: table.command} if table.command else {}
     for row in rows:
-        if not _ID.fullmatch(row.get(TREE) or UNKNOWN) or TREE not in row:
-            raise UsageError(
-                f"a row has {row.get(TREE)!r} for the id of its tree",
-                path=path,
-                detail=[", ".join(row[column] for column in table.key)],
-                hint=table.command or table.by,
-            )
+        for column, (what, form) in _FORMS.items():
+            if not form.fullmatch((row | ours).get(column, "-")):
+                raise UsageError(
+                    f"a row has {row.get(column)!r} {what}",
+                    path=path,
+                    detail=[", ".join(row[column] for column in table.key)],
+                    hint=table.command or table.by,
+                )
     cells = Counter(tuple(row[column] for column in table.key) for row in rows)
     if twice := [", ".join(cell) for cell, count in cells.items() if count > 1]:
         raise UsageError(

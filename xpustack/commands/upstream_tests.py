@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack upstream-tests`: vLLM's own tests before and after a step, or all steps."""
 
+import shlex
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
@@ -116,7 +117,10 @@ def upstream_tests(
     rows = vllm_tests.rows_of(found, pinned, step, device)
     nothing = vllm_tests.nothing_ran(found, pinned)
     if write and nothing is None:
-        made = stamp(project, pinned.name)
+        words = ["xpustack", "upstream-tests", pinned.name, *([step] if step else [])]
+        words += ["--device", device]
+        words += ["--to", "DIR", "--read"] if read else ["--packages", "DIR"]
+        made = stamp(project, pinned.name, shlex.join([*words, "--write"]))
         vllm_tests.write_rows(
             project.root / vllm_tests.DATA, [{**row, **made} for row in rows]
         )

@@ -29,13 +29,16 @@ from proof.e2e.twins.v41_draft_twin import V41DraftTwin
 from proof.e2e.twins.v41_twin import V41Twin
 from proof.e2e.twins.vision_twin import VisionTwin, rows_of
 from stack.core.cache import Cache
+from stack.core.project import Project
 from stack.core.rows import csv_text
+from stack.pages.made import stamp
 
-from .jobs import DRAFTS, IMAGE, SEEN, THREE_IMAGES, V41_IMAGE, V41_MIXED
+from .jobs import DRAFTS, IMAGE, SEEN, THREE_IMAGES, V41_IMAGE, V41_MIXED, command
+from .jobs import JOBS as ON_GPU
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = ROOT / "docs/data/e2e_gpu.csv"
-EAGER, GRAPHS = "GPU, eager", "GPU, graphs"
+CPU, EAGER, GRAPHS = "CPU", "GPU, eager", "GPU, graphs"
 ERROR = re.compile(r"(?:\w*Error: |Value error, ).*")
 
 
@@ -127,7 +130,7 @@ def compare(engines: Engines, release: str, results: Path) -> Iterator[dict[str,
     for name, asked in JOBS.items():
         one = engines.serve(release, asked)
         twin = engines.twin_of(asked.checkpoint)
-        for where, served in (("CPU", one), *from_gpu(results, name, asked)):
+        for where, served in ((CPU, one), *from_gpu(results, name, asked)):
             print(f"{name}: {where}", served.new_tokens())
             yield from attention_rows(where, served, twin)
             check_around(served, twin)
@@ -156,6 +159,17 @@ def drafted_rows(
         check_draft(served, twin)
 
 
+def asked_by(checkpoint: str, where: str) -> str:
+    """What gave a row: jobs on the GPU's machine, or this program on a CPU."""
+    if where == CPU:
+        return "python -m lab.benchmarks.xpu_path.beside OUT"
+    names = {asked.checkpoint: name for name, asked in JOBS.items()}
+    names[DRAFTED.checkpoint] = "v41-drafts"
+    job = f"{names[checkpoint]}-{where.removeprefix('GPU, ')}"
+    known = ON_GPU[job].told.get("known")
+    return command(*([known] if known else []), job)
+
+
 def main() -> None:
     """Compare, write the rows, and print tokens and refusals."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -166,7 +180,14 @@ def main() -> None:
         tempfile.TemporaryDirectory() as made,
         opened_engines(Path(made), Cache.default()) as engines,
     ):
-        rows = list(compare(engines, arguments.release, arguments.results))
+        rows = [
+            {"release": arguments.release, **row}
+            for row in compare(engines, arguments.release, arguments.results)
+        ]
+    project = Project(ROOT)
+    for row in rows:
+        how = asked_by(row["checkpoint"], row["where"])
+        row |= stamp(project, arguments.release, how)
     DATA.write_text(csv_text(rows))
     for log in sorted(arguments.results.glob("*-untouched.log")):
         print(log.stem, *ERROR.findall(log.read_text())[-1:])

@@ -353,6 +353,12 @@ def host(patched: bool, round_of: int) -> Job:
     )
 
 
+def command(*names: str) -> str:
+    """What runs these jobs, on the GPU's machine."""
+    start = "python3 -m lab.benchmarks.xpu_path.run --carried .carried --out OUT"
+    return " ".join((start, *names))
+
+
 REPEATED = (MIXED, soak(), soak())
 JOBS = {
     job.name: job

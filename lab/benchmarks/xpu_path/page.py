@@ -8,15 +8,20 @@ generated part of `docs/xpu_path.md`.
 """
 
 import argparse
-import csv
 import json
 import statistics
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stack.core.project import Project
+from stack.core.rows import csv_text
+from stack.pages.made import stamp
+
 from .cache_pages import IN_FP8
+from .jobs import command
 from .parts import part_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,6 +34,7 @@ TREES = {
     "flash-patched-triton": "patched, Triton",
 }
 OLDER_TREES = {"flash-eager-untouched": "untouched", "flash-eager-patched": "patched"}
+HEADS = ("tree", "kind", "batch", "tokens")
 Case = tuple[str, int, int]
 Results = dict[str, dict[str, Any]]
 """What `bench` wrote, by the name of the tree."""
@@ -77,21 +83,30 @@ def time_of(case: dict[str, Any]) -> float:
     return float(statistics.median(graphs["replays"][WARM:] or graphs["steps"][1:]))
 
 
+def rows_of(results: Results) -> Iterator[dict[str, object]]:
+    """One row for each tree, case and part, and for steps in graphs."""
+    for tree, result in results.items():
+        for case in result["cases"]:
+            which = dict(zip(HEADS, (tree, *key(case)), strict=True))
+            for part, (time, inside) in sums_of(case).items():
+                times = {"microseconds": f"{time:.1f}", "in_stand_ins": f"{inside:.1f}"}
+                yield {**which, "part": part, **times}
+            if "graphs" in case:
+                step = {"microseconds": f"{1e3 * time_of(case):.0f}"}
+                yield {**which, "part": "step", **step, "in_stand_ins": ""}
+
+
 def write_data(releases: dict[str, Results]) -> None:
-    """One row for each release, tree, case and part, and for steps in graphs."""
-    with open(DATA / "xpu_path.csv", "w", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        named = ("release", "tree", "kind", "batch", "tokens", "part")
-        rows.writerow([*named, "microseconds", "in_stand_ins"])
-        for release, results in releases.items():
-            for tree, result in results.items():
-                for case in result["cases"]:
-                    which = [release, tree, *key(case)]
-                    for part, (time, inside) in sums_of(case).items():
-                        rows.writerow([*which, part, f"{time:.1f}", f"{inside:.1f}"])
-                    if "graphs" in case:
-                        step = 1e3 * time_of(case)
-                        rows.writerow([*which, "step", f"{step:.0f}", ""])
+    """The rows of each release, with the job that gave them."""
+    project = Project(ROOT)
+    rows = []
+    for release, results in releases.items():
+        first = next(iter(releases)) == release
+        jobs = {of: job for job, of in (TREES if first else OLDER_TREES).items()}
+        for row in rows_of(results):
+            how = command(jobs[str(row["tree"])])
+            rows.append({"release": release, **row, **stamp(project, release, how)})
+    (DATA / "xpu_path.csv").write_text(csv_text(rows))
 
 
 def attention_table(results: Results) -> list[str]:

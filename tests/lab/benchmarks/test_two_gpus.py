@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from lab.benchmarks.xpu_path import prepare
+from lab.benchmarks.xpu_path import beside, prepare
+from lab.benchmarks.xpu_path.jobs import command
 from lab.benchmarks.xpu_path.ranks import answers, rank_sums, transfers, two_page
 from lab.benchmarks.xpu_path.ranks.rank_sums import BATCH_INVARIANT, COMPILING
 from lab.benchmarks.xpu_path.ranks.two_gpus import TWO_JOBS
 from proof.e2e.judging.transfers import check_pages
 from proof.e2e.running.asked import Asked
+from stack.core.rows import read_rows
 
 ROOT = Path(__file__).parents[3]
 PATCH = ROOT / "patches/all-reduce-in-place/v0.31.0.patch"
@@ -196,6 +198,15 @@ def test_a_job_that_ran_again_has_its_newer_rows_alone() -> None:
     found = [RAN | {"job": "b", "what": "y", "found": "2"}]
     rows = two_page.merged(before, found)
     assert [(row["job"], row["what"]) for row in rows] == [("a", "x"), ("b", "y")]
+
+
+def test_rows_name_the_jobs_that_gave_them() -> None:
+    texts = ["one-v41", "two-v41-eager"]
+    assert two_page.jobs_of("two-v41-drafts-eager") == [*texts, "two-v41-drafts-eager"]
+    for row in read_rows(ROOT / "docs/data/two_gpus.csv"):
+        assert row["command"] == command(*two_page.jobs_of(row["job"]))
+    for row in read_rows(ROOT / "docs/data/e2e_gpu.csv"):
+        assert row["command"] == beside.asked_by(row["checkpoint"], row["where"])
 
 
 def test_of_nixl_what_moves_pages_travels_alone() -> None:

@@ -353,11 +353,13 @@ def test_a_plan_replaces_the_rows_of_its_machine():
     rows = plans.rows_of(machine | {"choices": [choice], "refused": reasons})
     (starts,) = plans.shown(rows).splitlines()[2:]
     assert "| TP 8 | 19.0 | 20 | 8192 | 8 + 0 | 100 to 200 | launches |" in starts
+    day = {"made": "2026-11-29"}
+    assert "| launches | 2026-11-29 |" in plans.shown([row | day for row in rows])
     short = {"TP 4": "2 GiB short on a device", "TP 16": "16 does not divide 8"}
     (refused,) = plans.shown(
         plans.rows_of(machine | {"choices": [], "refused": short})
     ).splitlines()[2:]
-    assert refused.endswith("| 2 GiB short on a device |")
+    assert refused.endswith("| 2 GiB short on a device |  |")
     few = machine | {"host_memory": "192", "choices": [choice | {"slots": 60}]}
     (cards,) = plans.few_cards(plans.rows_of(few | {"refused": {}})).splitlines()[2:]
     assert cards.startswith("| x x | 192 | 60 | 10 to 20 | 100 to 200 | 8192: 0.5 to 1")

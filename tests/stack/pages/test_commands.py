@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.benchmarks.xpu_path.ranks.two_gpus import TWO_JOBS
 from stack.core.project import Project
-from stack.pages.made import tables
+from stack.core.rows import read_rows
+from stack.pages.made import COMMAND, TREE, tables
 from stack.release.ship import COMPANION_FILES
+from stack.series.order import read_order
 from xpustack.__main__ import app
 
 ROOT = Path(__file__).parents[3]
@@ -62,6 +65,37 @@ def test_a_command_that_renews_rows_is_one_of_ours():
             assert f"[testenv:{words[words.index('-e') + 1]}]" in settings, words
         if "python" in words:
             assert importlib.util.find_spec(words[words.index("-m") + 1]), words
+
+
+@pytest.mark.parametrize("name", [*tables(Project(ROOT))])
+def test_the_command_of_a_row_is_one_of_ours(name: str):
+    rows = read_rows(ROOT / f"docs/data/{name}.csv")
+    for command in {row["command"] for row in rows if {TREE, COMMAND} <= row.keys()}:
+        words = shlex.split(command)
+        if words[0] == "xpustack":
+            _, _, unknown, *_ = app.parse_known_args(words[1:])
+            assert unknown == [], command
+        else:
+            assert words[1] == "-m", command
+            assert importlib.util.find_spec(words[2]), command
+        if name == "two_gpus":
+            assert set(words[words.index("OUT") + 1 :]) <= TWO_JOBS.keys(), command
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_step_that_a_command_names_is_in_its_series(page: str):
+    commands = r"(?:xpustack check|apply-and-test --|stack.mutation)"
+    named = rf"{commands} (v[\d.]+) ([a-z][a-z\d-]+)"
+    for release, step in re.findall(named, (ROOT / page).read_text()):
+        assert step in read_order(Project(ROOT), release), (release, step)
+
+
+def test_each_claim_has_one_command():
+    rows = re.findall(r"^\| (.*) \|$", (ROOT / "docs/proven.md").read_text(), re.M)
+    heads, _, *claims = (row.split(" | ") for row in rows)
+    assert heads[2] == "repeat it"
+    for claim in claims:
+        assert re.fullmatch(r"`(?:tox|xpustack) [^`]+`", claim[2]), claim
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -13,6 +13,7 @@ from stack.base import releases
 from stack.checks.checker import Checker
 from stack.core.errors import UsageError
 from stack.core.project import Project
+from stack.core.rows import read_rows
 from stack.pages import defects
 from stack.series.patch import load_series
 from stack.series.result import Figure, Result
@@ -85,12 +86,13 @@ def test_figures_come_from_the_tests_that_the_entry_names(
     )
     blank = replace(row, release="v2.0", before="no such step", after="", step="")
     (stack.project.root / defects.DATA).parent.mkdir()
+    monkeypatch.setattr(defects, "stamp", lambda *_: {"tree_id": "t", "made": "d"})
     defects.write(stack.project, [row, blank])
     text = page.read_text()
     assert "where this was written: v2.0." in text
     assert (stack.project.root / defects.DATA).read_text() == (
-        "id,defect,release,before,after,step\n"
-        f"N1,a,v1.0,[0] off by 4%,[0] off by 0.2%,{slug}\n"
+        "id,defect,release,before,after,step,tree_id,made\n"
+        f"N1,a,v1.0,[0] off by 4%,[0] off by 0.2%,{slug},t,d\n"
     )
     assert "old" not in text
     assert text.endswith("<!-- defects: end -->\nend\n")
@@ -108,6 +110,38 @@ def test_figures_of_an_earlier_check_are_kept(stack: FakeStack) -> None:
     assert data.read_text() == text
     assert "before the steps' last change: v1.0." in page.read_text()
     assert "where this was written: v2.0." in page.read_text()
+    defects.write(stack.project, [replace(unproven, step="another"), row])
+    assert f"{defects.UNPROVEN},another" in data.read_text()
     defects.write(stack.project, [replace(row, before="off by 5%")])
     assert data.read_text() == text.replace("off by 4%", "off by 5%")
     assert "last change" not in page.read_text()
+
+
+def test_the_record_has_each_defect_of_the_list(real_project: Project) -> None:
+    rows = read_rows(real_project.root / defects.DATA)
+    listed = {(one.id, one.what) for one in defects.defects(real_project)}
+    assert {(row["id"], row["defect"]) for row in rows} == listed
+
+
+@pytest.mark.parametrize("part", ["decode", "prefill"])
+def test_the_page_has_the_sinks_figures_of_the_record(
+    real_project: Project, part: str
+) -> None:
+    """Of v0.33.0, to three digits: before, at worst, and after."""
+    [row] = [
+        row
+        for row in read_rows(real_project.root / defects.DATA)
+        if row["release"] == "v0.33.0" and row["defect"].startswith(f"{part} drops")
+    ]
+    figure = r"\[\d+\] off by ([\d.]+)% .*?: ([\d.]+)%"
+    before = re.findall(figure, row["before"])
+    found = [
+        [float(f"{float(number):.3g}") for number in (error, worst, after)]
+        for (error, worst), (after, _) in zip(
+            before, re.findall(figure, row["after"]), strict=True
+        )
+    ]
+    page = (real_project.root / defects.PAGE).read_text()
+    lines = page.partition(f"| N1 {part} ")[2].splitlines()[:3]
+    shown = [re.findall(r"([\d.]+) %", line) for line in lines]
+    assert [[float(number) for number in line] for line in shown] == found

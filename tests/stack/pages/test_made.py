@@ -9,10 +9,13 @@ from tiny_stack import TinyStack
 
 from stack.core.errors import UsageError
 from stack.core.project import Project
+from stack.core.rows import csv_text
 from stack.pages import made
 
 TABLES = '[runs]\nkey = ["release", "asked"]\ncommand = "make runs"\n'
 HEADS = "release,asked,tree_id,made\n"
+OLD = "v2.0,a,,2020-01-02\n"
+ON_GPU = "v2.0,a,,2020-01-02,make kept\n"
 
 
 @pytest.fixture
@@ -40,7 +43,8 @@ def test_a_row_is_of_today_until_its_release_has_another_tree(stack: TinyStack):
     ("rows", "says"),
     [
         ("v2.0,a,main,2020-01-02\n", "a row has 'main' for the id of its tree"),
-        ("v2.0,a,,\nv2.0,a,,\n", "two rows are of one cell"),
+        ("v2.0,a,,today\n", "a row has 'today' for its day"),
+        (f"{OLD}{OLD}", "two rows are of one cell"),
     ],
 )
 def test_a_malformed_row_is_named(stack: TinyStack, rows: str, says: str):
@@ -51,8 +55,16 @@ def test_a_malformed_row_is_named(stack: TinyStack, rows: str, says: str):
     assert caught.value.hint == "make runs"
 
 
-def test_a_row_without_the_columns_is_named(stack: TinyStack):
-    stack.write("docs/data/runs.csv", "release,asked\nv2.0,a\n")
+@pytest.mark.parametrize("left", ["tree_id", "made", "command"])
+def test_a_row_without_tree_day_or_command_is_named(stack: TinyStack, left: str):
+    """Each row names its command where its file has none."""
+    row = {"release": "v2.0", "asked": "a", "tree_id": "", "made": "2020-01-02"}
+    row["command"] = "make runs --on GPU"
+    stack.write(made.TABLES, TABLES.replace("command", "by"))
+    stack.write("docs/data/runs.csv", csv_text([row]))
+    assert list(made.ages(stack.project))
+    del row[left]
+    stack.write("docs/data/runs.csv", csv_text([row]))
     with pytest.raises(UsageError, match="a row has None"):
         list(made.ages(stack.project))
 
@@ -66,8 +78,8 @@ def test_a_malformed_entry_is_named(stack: TinyStack):
 def test_renew_runs_the_commands_of_older_rows(
     stack: TinyStack, monkeypatch: pytest.MonkeyPatch
 ):
-    stack.write("docs/data/runs.csv", HEADS + "v2.0,a,,\n")
-    stack.write("docs/data/kept.csv", HEADS + "v2.0,a,,\n")
+    stack.write("docs/data/runs.csv", HEADS + OLD)
+    stack.write("docs/data/kept.csv", f"release,asked,tree_id,made,command\n{ON_GPU}")
     kept = '[kept]\nkey = ["release", "asked"]\nby = "a person"\n'
     stack.write(made.TABLES, TABLES.replace("make runs", "touch made") + kept)
     monkeypatch.chdir(stack.project.root)
@@ -87,4 +99,8 @@ def test_each_file_of_rows_says_what_makes_it(real_project: Project):
     tables = made.tables(real_project)
     assert {f"{name}.csv" for name in tables} == {p.name for p in folder.glob("*.csv")}
     assert all(bool(one.command) != bool(one.by) for one in tables.values())
-    assert list(made.ages(real_project))
+    for name, table in tables.items():
+        if not table.held_to:
+            assert table.key, f"{name}: rows of a run have a key"
+            assert made.checked(real_project, name, table), name
+        assert (real_project.root / table.held_to).exists(), name

@@ -39,3 +39,24 @@ def test_each_file_without_outcome_says_what_it_needs() -> None:
     assert {row["file"] for row in NEEDS} == without
     assert f"**{len(without)} files have no outcome**" in PAGE
     assert f"{len(with_outcomes)} have tests that ran" in PAGE
+    assert f"that {len(with_outcomes | without)} files of its tests name" in PAGE
+    killed = {row["file"] for row in ROWS if "killed at its limit" in row["not_run"]}
+    assert f"{len(killed)} files were killed at a limit" in PAGE
+
+
+def test_where_the_steps_stand() -> None:
+    rows = read_rows(ROOT / "docs/data/requests.csv")
+    needs = {
+        row["step"]: row["stands"].removeprefix("after ").split(", ")
+        for row in rows
+        if row["stands"].startswith("after ")
+    }
+    most = max(needs, key=lambda step: len(needs[step]))
+    assert {row["release"] for row in rows} == {"v0.33.0"}
+    alone = sum(row["stands"] == "alone" for row in rows)
+    said = " ".join(PAGE.split())
+    assert (
+        f"{len(rows)} steps of v0.33.0: {alone} stand alone, {len(needs)} after others,"
+        f" at most {len(needs[most])} (`{most}`)."
+    ) in said
+    assert alone + len(needs) == len(rows)

@@ -12,6 +12,7 @@ from stack.core.project import Project
 from stack.core.rows import csv_text, read_rows
 from stack.pages.made import stamp
 
+from ..jobs import command
 from . import answers, rank_sums
 from .two_gpus import TWO_JOBS
 
@@ -130,6 +131,14 @@ def of_job(name: str, found: Any) -> Found:
         yield from of_served(found)
 
 
+def jobs_of(name: str) -> list[str]:
+    """The jobs that the rows of a job need, in the order in which they run: whose texts
+    its draft knows, and what its tokens are held to."""
+    known = TWO_JOBS[name].told.get("known")
+    other = answers.other_of(name) if TWO_JOBS[name].suffix != "json" else None
+    return list(dict.fromkeys(job for job in (known, other, name) if job))
+
+
 def rows(results: Path) -> Iterator[tuple[str, str, str]]:
     """Job, what, and what was found, of all jobs in a folder."""
     for name, job in TWO_JOBS.items():
@@ -165,9 +174,10 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--release", default="v0.33.0", help="the release of RESULTS")
     arguments = parser.parse_args()
-    ran = stamp(Project(ROOT), arguments.release)
+    project, release = Project(ROOT), arguments.release
     found = [
-        {"release": arguments.release, "job": job, "what": what, "found": value, **ran}
+        {"release": release, "job": job, "what": what, "found": value}
+        | stamp(project, release, command(*jobs_of(job)))
         for job, what, value in rows(arguments.results)
     ]
     DATA.write_text(csv_text(merged(read_rows(DATA), found)))
