@@ -81,6 +81,11 @@ def test_other_models_are_refused() -> None:
     indexer = model_layers.attention_layer(plain, RATIO).indexer
     plain.model_config.hf_config.model_type = "deepseek_v32"
     batch_metadata.indexer_builder(plain, indexer)
+    config.model_config = None
+    backend = layout.module(layout.INDEXER_BACKEND)
+    if uses_fp4 := getattr(backend, "dsa_indexer_uses_fp4", None):
+        with pytest.raises(ValueError, match="only supported for Deep"):
+            uses_fp4(config)
 
 
 @pytest.mark.unchanged

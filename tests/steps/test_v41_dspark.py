@@ -63,21 +63,24 @@ def test_every_class_names_what_a_checkpoint_lacks() -> None:
         assert kind.requires_scales, name
 
 
-def stage_of(folder: Path, rank: int) -> Any:
-    """The target's layers of one of two stages, before the second's first source."""
-    config = configured(folder)
+def take_rank(rank: int, patch: pytest.MonkeyPatch) -> None:
+    """Be one of two stages."""
     group = SimpleNamespace(
         world_size=2, rank_in_group=rank, is_first_rank=not rank, is_last_rank=rank == 1
     )
+    for name in (
+        "vllm.distributed.parallel_state",
+        "vllm.model_executor.models.utils",
+        f"{NVIDIA}.model",
+    ):
+        patch.setattr(layout.module(name), "get_pp_group", lambda: group, raising=False)
+
+
+def stage_of(folder: Path, rank: int) -> Any:
+    """The target's layers of one of two stages, before the second's first source."""
+    config = configured(folder)
     with pytest.MonkeyPatch.context() as patch:
-        for name in (
-            "vllm.distributed.parallel_state",
-            "vllm.model_executor.models.utils",
-            f"{NVIDIA}.model",
-        ):
-            patch.setattr(
-                layout.module(name), "get_pp_group", lambda: group, raising=False
-            )
+        take_rank(rank, patch)
         patch.setenv("VLLM_PP_LAYER_PARTITION", "2,2")
         model = v41.built(config).language_model.model
         model._set_aux_hidden_state_layers((1, 2, 3))
@@ -103,6 +106,37 @@ def test_the_draft_s_inputs_cross_the_stages(tmp_path: Path) -> None:
     assert all(map(torch.equal, found, states))
 
 
+def test_every_input_of_the_draft_reaches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What enters layers 1, 2 and 3, in that order, through both stages; here a layer
+    counts."""
+    module = layout.module(f"{NVIDIA}.model")
+    monkeypatch.setattr(module, "mhc_post_tilelang", lambda states, *_: states)
+    monkeypatch.setattr(module, "hc_collapse_triton", lambda states, _: states[:, 0])
+
+    def count(states: Any, *given: Any, capture_previous_aux: bool, **_: Any) -> Any:
+        # A stage's first layer has no residual, and captures nothing.
+        captures = capture_previous_aux and given[5] is not None
+        aux = states[:, 0] if captures else None
+        return states + 1, states, states, states, states, aux
+
+    given, (ids, positions) = None, torch.zeros(2, 2, dtype=torch.int64)
+    for rank in range(2):
+        try:
+            stage = stage_of(tmp_path, rank)
+        except ValueError as error:
+            pytest.fail(str(error))
+        take_rank(rank, monkeypatch)
+        stage._mtp_hidden_buffer, stage.norm = None, torch.nn.Identity()
+        for layer in stage.layers[2 * rank : 2 * rank + 2]:
+            layer.forward = count
+        embedded = torch.zeros(2, 4, 3)
+        given = stage.forward(ids, positions, given, inputs_embeds=embedded)
+    end, found = given
+    assert [each.unique().tolist() for each in (*found, end)] == [[1], [2], [3], [4]]
+
+
 def test_keys_are_inserted_without_queries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +152,39 @@ def test_keys_are_inserted_without_queries(
     assert queries.shape == (5, 0, attn.head_dim)
     assert rest[0] is kv and rest[2] is slots and rest[3] is positions
     assert rest[-2:] == [attn.swa_cache_layer.block_size, False]
+
+
+def test_keys_of_the_context_are_inserted_where_slots_are(tmp_path: Path) -> None:
+    """By each layer of its own projection and norm; a profile run has no slots."""
+    draft = end_of_start(tmp_path).model
+    given: list[Any] = []
+    draft.insert_kv = lambda *args: given.append(args)
+    for number, layer in enumerate(draft.layers):
+        layer.attn.fused_wqa_wkv.forward = lambda x: (x, None)
+        layer.attn.kv_norm.forward = lambda x, number=number: x + number
+    attn = draft.layers[1].attn
+    projected = torch.randn(5, attn.q_lora_rank + attn.head_dim)
+    positions, slots = torch.arange(5), torch.arange(5) + 7
+    draft.precompute_and_store_context_kv(projected, positions)
+    assert not given
+    draft.precompute_and_store_context_kv(projected, positions, [None, slots])
+    ((owner, keys, *where),) = given
+    assert owner is attn and where[0] is positions and where[1] is slots
+    assert torch.equal(keys, projected[:, attn.q_lora_rank :] + 1)
+
+
+def test_its_tensors_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And loaded by the class that CUDA's draft is loaded by."""
+    draft = end_of_start(tmp_path)
+    kind = layout.module(f"{NVIDIA}.dspark").DSparkDeepseekV4ForCausalLM
+    monkeypatch.setattr(kind, "load_weights", lambda self, given: {n for n, _ in given})
+    name = "mtp.0.attn_norm.weight"
+    assert draft.load_weights([(name, torch.ones(4))]) == {name}
+    with pytest.raises(ValueError, match=f"{name} is int8"):
+        draft.load_weights([(name, torch.ones(4, dtype=torch.int8))])
+    assert draft.reads_draft
 
 
 @pytest.mark.parametrize(
@@ -137,6 +204,12 @@ def test_what_nobody_ran_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"(?s)DeepSeek V4.1 on XPU.*{reason}"):
         configured(tmp_path, **options)
+
+
+def test_a_checkpoint_without_a_draft_names_one_token(tmp_path: Path) -> None:
+    ngram = {"method": "ngram", "prompt_lookup_max": 2, "num_speculative_tokens": 3}
+    with pytest.raises(ValueError, match='"num_speculative_tokens": 1}'):
+        v41.configured(tmp_path, speculative_config=ngram)
 
 
 @pytest.mark.unchanged

@@ -25,7 +25,7 @@ def scored(
     memory = torch.zeros(count, page * (DIM + 4) + 192, dtype=torch.uint8)
     memory[:, : page * DIM] = keys.view(torch.uint8).flatten(1)
     memory[:, page * DIM : page * (DIM + 4)] = scales.view(torch.uint8)
-    cache = memory.to(device)[:, : page * (DIM + 4)].unflatten(1, (page, DIM + 4))
+    cache = memory.to(device)[:, : page * (DIM + 4)].unflatten(1, (page, 1, DIM + 4))
     table = torch.randperm(count)[: blocks * len(LENS)].view(len(LENS), blocks)
     q = torch.randn(len(LENS), 1, HEADS, DIM).to(torch.float8_e4m3fn)
     weights = torch.randn(len(LENS), HEADS)
@@ -65,10 +65,13 @@ def test_pages_of_64_keys_stay_with_the_op(monkeypatch: pytest.MonkeyPatch) -> N
     assert (got[valid] - wanted[valid]).abs().max() < 1e-3 * wanted[valid].abs().max()
 
 
-def uses_mxfp4(model_type: str) -> Any:
+def uses_mxfp4(model_type: str | None) -> Any:
     config = model_configs.vllm_config()
     model_configs.take_mxfp4_indexer(config)
-    config.model_config.hf_config.model_type = model_type
+    if model_type is None:
+        config.model_config = None
+    else:
+        config.model_config.hf_config.model_type = model_type
     return layout.module(layout.INDEXER_BACKEND).dsa_indexer_uses_fp4(config)
 
 
@@ -80,7 +83,8 @@ def test_mxfp4_keys() -> None:
 
 
 @pytest.mark.unchanged
-def test_other_models_are_refused() -> None:
+@pytest.mark.parametrize("model_type", ["deepseek_v32", None])
+def test_other_models_are_refused(model_type: str | None) -> None:
     assert uses_mxfp4("deepseek_v4")
     with pytest.raises(ValueError, match="only supported for DeepSeek-V4"):
-        uses_mxfp4("deepseek_v32")
+        uses_mxfp4(model_type)

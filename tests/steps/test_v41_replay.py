@@ -147,8 +147,9 @@ def test_prefixes(tmp_path: Path) -> None:
     # Of the same prompt all is there.
     assert admitted(scheduler, request(first)) == (1280, 1280)
     # What begins alike and is short lacks rows, and gets them where it branches off.
-    branch = first[:1000] + other[:60]
-    assert admitted(scheduler, request(branch)) == (640, 896 - needed)
+    asked = request(first[:1000] + other[:60])
+    assert admitted(scheduler, asked) == (640, 896 - needed)
+    assert asked.shared_prefix_boundary == 896
     # The next one finds them there.
     branch = first[:1000] + other[60:130]
     assert admitted(scheduler, request(branch)) == (896, 896)
@@ -196,6 +197,7 @@ def test_images_and_log_probabilities_keep_all_rows(tmp_path: Path) -> None:
     assert computed(scheduler, asked) == 900
     short = request(list(range(NEEDED["small"])))
     assert computed(scheduler, short) == NEEDED["small"]
+    assert short.whole_rows_start == 0
 
 
 def test_a_request_that_is_looked_up_again(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from standins.emulated_xpu.wheel.pins import kernels_version
 
 INT32_STRIDES = ("0.1.8",)
 """Versions whose paged logits kernel computes page offsets in 32 bits."""
+PAGE = 64
+"""Keys of a page of the paged logits kernel."""
 
 
 def e4m3_codes(x: torch.Tensor) -> torch.Tensor:
@@ -158,6 +160,73 @@ def _scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch
     return torch.einsum("mhk,mh->mk", products, weights)
 
 
+def check_logits(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    kv_scales: torch.Tensor,
+    weights: torch.Tensor,
+    cu_seqlen_ks: torch.Tensor,
+    cu_seqlen_ke: torch.Tensor,
+) -> None:
+    """Of queries `[M, H, D]` and keys `[N, D]`.
+
+    Raises:
+        ValueError: `fp8_mqa_logits` refuses such arguments, or would read them as what
+            they are not.
+    """
+    rows, heads, dim = q.shape
+    for name, given, shape, dtype in (
+        ("q", q, (rows, heads, dim), torch.float8_e4m3fn),
+        ("kv", kv, (len(kv), dim), torch.float8_e4m3fn),
+        ("kv_scales", kv_scales, (len(kv),), torch.float32),
+        ("weights", weights, (rows, heads), torch.float32),
+        ("cu_seqlen_ks", cu_seqlen_ks, (rows,), torch.int32),
+        ("cu_seqlen_ke", cu_seqlen_ke, (rows,), torch.int32),
+    ):
+        _check(f"fp8_mqa_logits: {name}", given, shape, dtype)
+
+
+def check_paged_logits(
+    q_fp8: torch.Tensor,
+    kv_cache_fp8: torch.Tensor,
+    weights: torch.Tensor,
+    context_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+) -> None:
+    """Of queries `[B, N, H, D]` and pages `[P, 64, 1, D + 4]`, which alone may have
+    gaps. Lengths are `[B]`: the op takes none for each row of a request.
+
+    Raises:
+        ValueError: `fp8_paged_mqa_logits` refuses such arguments, or would read them as
+            what they are not.
+    """
+    requests, next_n, heads, dim = q_fp8.shape
+    pages, columns = (len(kv_cache_fp8), PAGE, 1, dim + 4), block_tables.shape[-1]
+    for name, given, shape, dtype in (
+        ("q_fp8", q_fp8, (requests, next_n, heads, dim), torch.float8_e4m3fn),
+        ("a page", kv_cache_fp8[:1], (min(pages[0], 1), *pages[1:]), torch.uint8),
+        ("weights", weights, (requests * next_n, heads), torch.float32),
+        ("context_lens", context_lens, (requests,), torch.int32),
+        ("block_tables", block_tables, (requests, columns), torch.int32),
+    ):
+        _check(f"fp8_paged_mqa_logits: {name}", given, shape, dtype)
+
+
+def _check(
+    name: str,
+    given: torch.Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    strided: bool = False,
+) -> None:
+    if given.shape != shape or given.dtype != dtype:
+        raise ValueError(
+            f"{name}: {tuple(given.shape)} of {given.dtype}, not {shape} of {dtype}"
+        )
+    if not (strided or given.is_contiguous()):
+        raise ValueError(f"{name} must be contiguous, not of strides {given.stride()}")
+
+
 @implements("_xpu_C::fp8_mqa_logits")
 def fp8_mqa_logits(
     q: torch.Tensor,
@@ -168,6 +237,7 @@ def fp8_mqa_logits(
     cu_seqlen_ke: torch.Tensor,
 ) -> torch.Tensor:
     """Scores of each row over all keys, -inf outside the bounds of the row."""
+    check_logits(q, kv, kv_scales, weights, cu_seqlen_ks, cu_seqlen_ke)
     scores = _scores(q, kv.float() * kv_scales[:, None], weights)
     key = torch.arange(kv.shape[0])
     inside = (key >= cu_seqlen_ks[:, None]) & (key < cu_seqlen_ke[:, None])
@@ -191,6 +261,7 @@ def fp8_paged_mqa_logits(
         IndexError: the offset of a page overflows the 32 bits in which the kernel of
             this version computes it; a device would read foreign memory.
     """
+    check_paged_logits(q_fp8, kv_cache_fp8, weights, context_lens, block_tables)
     requests, next_n, _, dim = q_fp8.shape
     block_size, stride = kv_cache_fp8.shape[1], kv_cache_fp8.stride(0)
     pages = kv_cache_fp8.as_strided(
@@ -198,7 +269,7 @@ def fp8_paged_mqa_logits(
     )
     overflows = kernels_version() in INT32_STRIDES
     scores = torch.full((requests * next_n, max_model_len), -torch.inf)
-    for request, length in enumerate(context_lens.flatten().tolist()):
+    for request, length in enumerate(context_lens.tolist()):
         blocks = block_tables[request, : -(-length // block_size)].long()
         if overflows and len(blocks) and int(blocks.max()) * stride >= 2**31:
             raise IndexError(
@@ -226,6 +297,31 @@ def _top_k(row: torch.Tensor, indices: torch.Tensor, top_k: int) -> None:
     indices[count:top_k] = -1
 
 
+def check_top_k(
+    logits: torch.Tensor,
+    strides: tuple[int, int],
+    bounds: tuple[tuple[torch.Tensor, int], ...],
+    indices: torch.Tensor,
+    shape: tuple[int, int],
+) -> None:
+    """Of `bounds`, each with its number of entries, and `indices` of `shape`.
+
+    Raises:
+        ValueError: the `top_k_per_row` ops refuse such arguments, or would read or
+            write them as what they are not.
+    """
+    if logits.stride() != strides or len(logits) != shape[0]:
+        raise ValueError(
+            f"top_k_per_row: logits {tuple(logits.shape)} of strides "
+            f"{logits.stride()}, not {shape[0]} rows of {strides}"
+        )
+    _check("top_k_per_row: logits", logits, logits.shape, torch.float32, strided=True)
+    _check("top_k_per_row: indices", indices, shape, torch.int32)
+    for given, count in bounds:
+        wanted = (count, *given.shape[1:])
+        _check("top_k_per_row: bounds", given, wanted, torch.int32)
+
+
 @implements("_C::top_k_per_row_prefill")
 def top_k_per_row_prefill(
     logits: torch.Tensor,
@@ -238,8 +334,10 @@ def top_k_per_row_prefill(
     topK: int,
 ) -> None:
     """The best keys of each row, as indices from the first key of the row."""
-    bounds = zip(rowStarts.tolist(), rowEnds.tolist(), strict=True)
-    for row, (start, end) in enumerate(bounds):
+    bounds = (rowStarts, numRows), (rowEnds, numRows)
+    check_top_k(logits, (stride0, stride1), bounds, indices, (numRows, topK))
+    rows = zip(rowStarts.tolist(), rowEnds.tolist(), strict=True)
+    for row, (start, end) in enumerate(rows):
         _top_k(logits[row, start:end], indices[row], topK)
 
 
@@ -256,6 +354,8 @@ def top_k_per_row_decode(
 ) -> None:
     """The best keys of each row. Whatever the shape of the lengths, the op reads one
     per request; each row before the last one of a request sees one key less."""
+    bounds = ((seq_lens, numRows // next_n),)
+    check_top_k(logits, (stride0, stride1), bounds, indices, (numRows, topK))
     lengths = seq_lens.flatten().tolist()
     for row in range(numRows):
         length = lengths[row // next_n] - next_n + row % next_n + 1

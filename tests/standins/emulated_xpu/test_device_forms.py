@@ -85,10 +85,10 @@ def compress(ratio: int, lengths: tuple[int, ...], slotless: bool = False) -> Ca
     return "_xpu_C::fused_kv_compress_norm_rope_insert_sparse_attn", arguments, (8,)
 
 
-def keys() -> tuple[torch.Tensor, torch.Tensor]:
-    """Pages of 16 keys and their scales, and a table of three requests."""
-    page = torch.cat((fp8(9, 16 * DIM).view(torch.uint8), scales(9, 16)), 1)
-    return page.view(9, 16, DIM + 4), torch.randperm(9).view(3, 3).int()
+def keys(block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pages of `block` keys and their scales, and a table of three requests."""
+    page = torch.cat((fp8(9, block * DIM).view(torch.uint8), scales(9, block)), 1)
+    return page.view(9, block, DIM + 4), torch.randperm(9).view(3, 3).int()
 
 
 def scales(*shape: int) -> torch.Tensor:
@@ -96,7 +96,7 @@ def scales(*shape: int) -> torch.Tensor:
 
 
 def gather() -> Call:
-    cache, blocks = keys()
+    cache, blocks = keys(16)
     rows, ends = 60, torch.tensor([0, 20, 20, 53]).int()
     out = torch.randint(0, 256, (rows, DIM), dtype=torch.uint8).view(E4M3)
     scale = torch.randint(0, 256, (rows, 4), dtype=torch.uint8)
@@ -106,22 +106,22 @@ def gather() -> Call:
 
 def logits() -> Call:
     q, k, weights = fp8(7, HEADS, DIM), fp8(30, DIM), torch.randn(7, HEADS)
-    bounds = torch.tensor([0, 3, 9, 0, 0, 30, 5]), torch.tensor([1, 9, 9, 30, 7, 30, 9])
+    starts, ends = torch.tensor([[0, 3, 9, 0, 0, 30, 5], [1, 9, 9, 30, 7, 30, 9]]).int()
     scale = powers(30).float()
-    return "_xpu_C::fp8_mqa_logits", [q, k, scale, weights, *bounds], ()
+    return "_xpu_C::fp8_mqa_logits", [q, k, scale, weights, starts, ends], ()
 
 
 def paged_logits(next_n: int) -> Call:
-    cache, blocks = keys()
+    cache, blocks = keys(64)
     q, weights = fp8(3, next_n, HEADS, DIM), torch.randn(3 * next_n, HEADS)
-    lengths = torch.tensor([[48], [2], [17]]).int()
-    arguments = [q, cache[:, :, None], weights, lengths, blocks, None, 50]
+    lengths = torch.tensor([192, 2, 65]).int()
+    arguments = [q, cache[:, :, None], weights, lengths, blocks, None, 195]
     return "_xpu_C::fp8_paged_mqa_logits", arguments, ()
 
 
 def top_prefill() -> Call:
     rows, ends = torch.tensor([0, 3, 9, 0]), torch.tensor([1, 33, 9, 40])
-    out = torch.full((6, 16), 77, dtype=torch.int32)
+    out = torch.full((4, 16), 77, dtype=torch.int32)
     arguments = [torch.randn(4, 40), rows.int(), ends.int(), out, 4, 40, 1, 16]
     return "_C::top_k_per_row_prefill", arguments, (3,)
 

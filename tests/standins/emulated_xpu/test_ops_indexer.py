@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stand-ins of the indexer against the float64 references of our kernels."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from kernels.reference import mqa_logits
+from standins.emulated_xpu.on_cuda.forms import indexer as on_cuda
 from standins.emulated_xpu.ops import indexer
 from standins.emulated_xpu.wheel import pins
 from standins.emulated_xpu.wheel.formats import e2m1_codes
 
-HEADS, DIM, BLOCK = 8, 128, 16
+HEADS, DIM, BLOCK = 8, 128, 64
 
 
 @pytest.fixture(autouse=True)
@@ -139,47 +142,110 @@ def pages(blocks: int) -> torch.Tensor:
 
 def test_gather_takes_values_and_scales_of_each_request() -> None:
     cache, table = pages(6), torch.tensor([[4, 1], [2, 5]], dtype=torch.int32)
-    ends = torch.tensor([0, 20, 33], dtype=torch.int32)
-    keys = torch.empty(33, DIM, dtype=torch.float8_e4m3fn)
-    scales = torch.empty(33, 4, dtype=torch.uint8)
+    ends = torch.tensor([0, 68, 81], dtype=torch.int32)
+    keys = torch.empty(81, DIM, dtype=torch.float8_e4m3fn)
+    scales = torch.empty(81, 4, dtype=torch.uint8)
     indexer.cp_gather_indexer_k_quant_cache(cache, keys, scales, table, ends)
     raw = cache.as_strided((6, BLOCK * (DIM + 4)), (cache.stride(0), 1))
-    for row, (page, token) in {0: (4, 0), 19: (1, 3), 20: (2, 0), 32: (2, 12)}.items():
+    for row, (page, token) in {0: (4, 0), 67: (1, 3), 68: (2, 0), 80: (2, 12)}.items():
         value = raw[page, token * DIM : (token + 1) * DIM]
         assert torch.equal(keys.view(torch.uint8)[row], value)
         start = BLOCK * DIM + 4 * token
         assert torch.equal(scales[row], raw[page, start : start + 4])
 
 
-def test_prefill_logits() -> None:
-    arguments = (
+def prefill_arguments() -> list[torch.Tensor]:
+    return [
         fp8(5, HEADS, DIM),
         fp8(20, DIM),
         torch.rand(20),
         torch.randn(5, HEADS),
         torch.tensor([0, 3, 7, 20, 5]).int(),
         torch.tensor([20, 4, 7, 20, 19]).int(),
-    )
+    ]
+
+
+def test_prefill_logits() -> None:
+    arguments = prefill_arguments()
     logits = indexer.fp8_mqa_logits(*arguments)
     expected = mqa_logits.fp8_mqa_logits(*arguments)
     torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("next_n", [1, 2])
-def test_decode_logits(next_n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(pins.OVERRIDE, "0.1.11.1")
-    arguments = (
+def decode_arguments(next_n: int) -> list[Any]:
+    return [
         fp8(2, next_n, HEADS, DIM),
         pages(6).unsqueeze(2),
         torch.randn(2 * next_n, HEADS),
-        torch.tensor([20, 31], dtype=torch.int32),
+        torch.tensor([70, 127], dtype=torch.int32),
         torch.tensor([[4, 1], [2, 5]], dtype=torch.int32),
         None,
-        40,
-    )
+        130,
+    ]
+
+
+@pytest.mark.parametrize("next_n", [1, 2])
+def test_decode_logits(next_n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(pins.OVERRIDE, "0.1.11.1")
+    arguments = decode_arguments(next_n)
     logits = indexer.fp8_paged_mqa_logits(*arguments)
     expected = mqa_logits.fp8_paged_mqa_logits(*arguments)
     torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def spread(given: torch.Tensor) -> torch.Tensor:
+    """The same values with gaps between them."""
+    return torch.stack((given, given), -1)[..., 0]
+
+
+@pytest.mark.parametrize("module", [indexer, on_cuda], ids=["stand-in", "form"])
+@pytest.mark.parametrize(
+    ("place", "change", "message"),
+    [
+        (3, lambda lens: lens[:, None], r"context_lens: \(2, 1\)"),
+        (3, lambda lens: lens[:, None].repeat(1, 2), r"context_lens: \(2, 2\)"),
+        (3, lambda lens: lens[:1], r"context_lens: \(1,\)"),
+        (3, torch.Tensor.long, "context_lens.* of torch.int64"),
+        (3, spread, "context_lens must be contiguous"),
+        (0, spread, "q_fp8 must be contiguous"),
+        (1, lambda cache: cache[:, :32], r"a page: \(1, 32, 1, 132\)"),
+        (1, lambda cache: cache.squeeze(2), r"a page: \(1, 64, 132\)"),
+        (1, lambda cache: cache[..., :100], r"a page: \(1, 64, 1, 100\)"),
+        (2, torch.Tensor.bfloat16, "weights.* of torch.bfloat16"),
+        (2, lambda weights: weights[:3], r"weights: \(3, 8\)"),
+        (4, lambda table: table[:, :1], "block_tables must be contiguous"),
+        (4, torch.Tensor.long, "block_tables.* of torch.int64"),
+    ],
+)
+def test_decode_logits_that_the_op_refuses(
+    place: int, change: Any, message: str, module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(pins.OVERRIDE, "0.1.16.2")
+    arguments = decode_arguments(2)
+    arguments[place] = change(arguments[place])
+    with pytest.raises(ValueError, match=f"fp8_paged_mqa_logits: {message}"):
+        module.fp8_paged_mqa_logits(*arguments)
+
+
+@pytest.mark.parametrize("module", [indexer, on_cuda], ids=["stand-in", "form"])
+@pytest.mark.parametrize(
+    ("place", "change", "message"),
+    [
+        (0, torch.Tensor.bfloat16, "q.* of torch.bfloat16"),
+        (1, spread, "kv must be contiguous"),
+        (2, lambda scales: scales[:, None], r"kv_scales: \(20, 1\)"),
+        (3, torch.Tensor.bfloat16, "weights.* of torch.bfloat16"),
+        (4, torch.Tensor.long, "cu_seqlen_ks.* of torch.int64"),
+        (5, lambda ends: ends[:4], r"cu_seqlen_ke: \(4,\)"),
+    ],
+)
+def test_prefill_logits_that_the_op_refuses(
+    place: int, change: Any, message: str, module: Any
+) -> None:
+    arguments = prefill_arguments()
+    arguments[place] = change(arguments[place])
+    with pytest.raises(ValueError, match=f"fp8_mqa_logits: {message}"):
+        module.fp8_mqa_logits(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -229,3 +295,35 @@ def test_top_k_of_a_decode_reads_one_length_per_request() -> None:
         [-1, -1],
         [-1, 0],
     ]
+
+
+@pytest.mark.parametrize("module", [indexer, on_cuda], ids=["stand-in", "form"])
+@pytest.mark.parametrize(
+    ("place", "change", "message"),
+    [
+        (0, spread, r"strides \(16, 2\), not 4 rows of \(8, 1\)"),
+        (0, lambda logits: logits[:3], r"\(3, 8\) of strides"),
+        (0, torch.Tensor.bfloat16, "logits.* of torch.bfloat16"),
+        (2, lambda lens: lens[:1], r"bounds: \(1,\)"),
+        (2, spread, "bounds must be contiguous"),
+        (2, torch.Tensor.long, "bounds.* of torch.int64"),
+        (3, lambda indices: indices[:, :1], r"indices: \(4, 1\)"),
+        (3, spread, "indices must be contiguous"),
+    ],
+)
+def test_a_top_k_that_the_ops_refuse(
+    place: int, change: Any, message: str, module: Any
+) -> None:
+    """Of a decode, with a length for two rows, and of a prefill, with two for each."""
+    indices = torch.full((4, 2), 99, dtype=torch.int32)
+    decode = [torch.randn(4, 8), 2, torch.tensor([8, 3]).int(), indices, 4, 8, 1, 2]
+    starts, ends = torch.zeros(4).int(), torch.tensor([8, 3, 2, 1]).int()
+    prefill = [decode[0], starts, ends, *decode[3:]]
+    for given, op in (
+        (decode, module.top_k_per_row_decode),
+        (prefill, module.top_k_per_row_prefill),
+    ):
+        op(*given)
+        given[place] = change(given[place])
+        with pytest.raises(ValueError, match=f"top_k_per_row: .*{message}"):
+            op(*given)

@@ -5,6 +5,11 @@ import torch
 
 from standins.emulated_xpu.on_cuda.forms.products import product
 from standins.emulated_xpu.on_cuda.forms.table import device_form
+from standins.emulated_xpu.ops.indexer import (
+    check_logits,
+    check_paged_logits,
+    check_top_k,
+)
 
 ROWS = 1 << 27
 """How many products are in memory at once, in fp32."""
@@ -71,6 +76,7 @@ def fp8_mqa_logits(
     cu_seqlen_ke: torch.Tensor,
 ) -> torch.Tensor:
     """As the stand-in, with a key's scale applied to the sum."""
+    check_logits(q, kv, kv_scales, weights, cu_seqlen_ks, cu_seqlen_ke)
     found = scores(q, kv, weights) * kv_scales.flatten()
     key = torch.arange(len(kv), device=kv.device)
     inside = (key >= cu_seqlen_ks[:, None]) & (key < cu_seqlen_ke[:, None])
@@ -88,6 +94,7 @@ def fp8_paged_mqa_logits(
     max_model_len: int,
 ) -> torch.Tensor:
     """As the stand-in, over all of `max_model_len` whatever the lengths are."""
+    check_paged_logits(q_fp8, kv_cache_fp8, weights, context_lens, block_tables)
     requests, next_n, heads, dim = q_fp8.shape
     block_size = kv_cache_fp8.shape[1]
     pages = kv_cache_fp8.as_strided(
@@ -112,7 +119,7 @@ def fp8_paged_mqa_logits(
         sums = sums * scale.reshape(requests, 1, -1)
         found[..., at : at + count] = sums[..., :count]
     key = torch.arange(max_model_len, device=found.device)
-    last = context_lens.view(requests, -1)[:, -1:, None] - next_n + 1
+    last = context_lens[:, None, None] - next_n + 1
     row = torch.arange(next_n, device=found.device)[:, None]
     visible = key < last + row
     return found.where(visible, -torch.inf).flatten(0, 1)
@@ -145,7 +152,7 @@ def _write_top(
     order = torch.arange(top_k, device=rows.device)
     few = torch.where(order < length, order, -1)
     chosen = torch.where(length > top_k, best, few)
-    indices[: len(rows), :top_k] = chosen.to(indices.dtype)
+    indices.copy_(chosen)
 
 
 @device_form("_C::top_k_per_row_prefill")
@@ -160,8 +167,9 @@ def top_k_per_row_prefill(
     topK: int,
 ) -> None:
     """As the stand-in."""
-    rows = len(rowStarts)
-    _write_top(logits[:rows], rowStarts.long(), rowEnds.long(), indices, topK)
+    bounds = (rowStarts, numRows), (rowEnds, numRows)
+    check_top_k(logits, (stride0, stride1), bounds, indices, (numRows, topK))
+    _write_top(logits, rowStarts.long(), rowEnds.long(), indices, topK)
 
 
 @device_form("_C::top_k_per_row_decode")
@@ -176,6 +184,8 @@ def top_k_per_row_decode(
     topK: int,
 ) -> None:
     """As the stand-in."""
+    bounds = ((seq_lens, numRows // next_n),)
+    check_top_k(logits, (stride0, stride1), bounds, indices, (numRows, topK))
     row = torch.arange(numRows, device=logits.device)
     ends = seq_lens.flatten().long()[row // next_n] - next_n + row % next_n + 1
-    _write_top(logits[:numRows], torch.zeros_like(ends), ends, indices, topK)
+    _write_top(logits, torch.zeros_like(ends), ends, indices, topK)
