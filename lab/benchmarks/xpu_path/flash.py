@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models with the attention of DeepSeek-V4-Flash or V4.1-Flash, few experts, few layers,
-and random weights that are made on the device."""
+"""Models with the attention of DeepSeek-V4-Flash or V4.1-Flash, few experts, few
+layers, and random weights that are made on the device."""
 
 import json
 import shutil
