@@ -3,12 +3,13 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers import layout, model_configs, model_layers
+from helpers import layout, model_configs, model_layers, moe_layers, v41
 from helpers.mxfp4_experts import weights
 
 EXPERTS, TOPK, HIDDEN, INTER, TOKENS = 6, 2, 64, 32, 5
@@ -150,11 +151,20 @@ def test_fewer_slots_than_a_token_s_experts(config: Any) -> None:
         build(method())
 
 
-@pytest.mark.parametrize(("name", "layers"), [(FIRST, LAYERS), (LATER, 1)])
+@pytest.mark.parametrize(
+    ("name", "span", "layers"),
+    [(FIRST, (0, LAYERS), LAYERS), (LATER, (0, LAYERS), 1), (LATER, (1, 4), 3)],
+    ids=["first", "later", "first of a later stage"],
+)
 def test_a_host_that_is_too_small(
-    name: str, layers: int, config: Any, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    span: tuple[int, int],
+    layers: int,
+    config: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first layer counts all of them, in the powers of two that torch pins."""
+    config.model_config.get_layers_start_end_indices = lambda parallel: span
     take_slots(config, TOPK)
     own = layout.module(OWN)
     monkeypatch.setattr(own, "GiB_bytes", 1)
@@ -167,6 +177,18 @@ def test_a_host_that_is_too_small(
     assert name in str(error.value) and f"need {need}.00" in str(error.value)
     monkeypatch.setattr(own, "free_host_memory", lambda: need)
     build(method(), name)
+
+
+def test_ranks_of_the_host_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = layout.module(OWN)
+    group = SimpleNamespace(world_size=3, cpu_group=None)
+    monkeypatch.setattr(own, "get_world_group", lambda: group)
+
+    def gather(found: list[Any], mine: tuple[str, int], group: Any) -> None:
+        found[:] = [mine, ("another host", 7), (mine[0], 8)]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    assert own._of_this_host(5) == 13
 
 
 def test_memory_that_is_not_pinned_is_named(
@@ -311,9 +333,17 @@ def test_what_does_not_work_beside(
     )
     if flag is None:
         check(whole)
+        whole.model_config = None
+        check(whole)
         return
     with pytest.raises(ValueError, match=f"not work with {flag}: drop one"):
         check(whole)
+
+
+def test_a_start_asks_what_does_not_work(tmp_path: Path) -> None:
+    options = {"moe_expert_cache_size": TOPK, "enable_expert_parallel": True}
+    with pytest.raises((TypeError, ValueError), match="--enable-expert-parallel"):
+        v41.configured(tmp_path, **options)
 
 
 @pytest.mark.parametrize("slots", [-1, TOPK, 0])
@@ -331,12 +361,27 @@ def test_a_running_server_loads_no_other_weights(slots: int, config: Any) -> Non
     assert loaded == ["weights_path"] * (not slots)
 
 
-def test_one_place_of_experts() -> None:
+@pytest.mark.parametrize("beside", ["backend", "uva", "prefetch"])
+def test_one_place_of_experts(beside: str) -> None:
     from vllm.config import OffloadConfig
-    from vllm.config.offload import UVAOffloadConfig
+    from vllm.config.offload import PrefetchOffloadConfig, UVAOffloadConfig
 
+    given: dict[str, Any] = {
+        "backend": {"offload_backend": "uva"},
+        "uva": {"uva": UVAOffloadConfig(cpu_offload_gb=1)},
+        "prefetch": {"prefetch": PrefetchOffloadConfig(offload_group_size=1)},
+    }[beside]
     with pytest.raises(ValueError, match="moe_expert_cache_size already keeps"):
-        OffloadConfig(moe_expert_cache_size=8, uva=UVAOffloadConfig(cpu_offload_gb=1))
+        OffloadConfig(moe_expert_cache_size=8, **given)
+    OffloadConfig(**given)
+
+
+def test_how_many_may_be_asked_for() -> None:
+    from vllm.config import OffloadConfig
+
+    with pytest.raises(ValueError, match="greater than or equal to -1"):
+        OffloadConfig(moe_expert_cache_size=-2)
+    assert layout.module(OWN).expert_cache_size() == 0
 
 
 @pytest.mark.parametrize(("given", "slots"), [("auto", -1), ("27", 27)])
@@ -347,6 +392,11 @@ def test_the_command_line_takes_it(given: str, slots: int) -> None:
     kwargs = get_kwargs(OffloadConfig)
     assert "moe_expert_cache_size" in kwargs
     assert kwargs["moe_expert_cache_size"]["type"](given) == slots
+    arguments = layout.module("vllm.engine.arg_utils").EngineArgs
+    parser = layout.module("vllm.utils.argparse_utils").FlexibleArgumentParser()
+    words = ["--moe-expert-cache-size", given]
+    parsed = arguments.add_cli_args(parser).parse_args(words)
+    assert parsed.moe_expert_cache_size == slots
 
 
 def test_other_experts_are_refused(config: Any) -> None:
@@ -358,6 +408,9 @@ def test_other_experts_are_refused(config: Any) -> None:
     assert all(not kind.supports_expert_cache.fget(None) for kind in kinds)
     assert method().supports_expert_cache
     assert not method(moe_backend="xpu").supports_expert_cache
+    with pytest.raises(NotImplementedError, match="UnquantizedFusedMoEMethod"):
+        moe_layers.experts(config)
+    moe_layers.experts(model_configs.vllm_config())
 
 
 def test_processing_leaves_them_on_the_host(config: Any) -> None:
@@ -387,9 +440,11 @@ def test_other_platforms_move_parameters_as_before() -> None:
     """Parameters on the host go to the device while they are processed, and back."""
     values, meta = Host(), torch.device("meta")
     part = SimpleNamespace(device=torch.device("cpu"), data=values)
-    module = SimpleNamespace(named_parameters={"weight": part}.items)
+    there = SimpleNamespace(device=meta, data=Host())
+    parts = {"weight": part, "scale": there}
+    module = SimpleNamespace(named_parameters=parts.items)
     context = layout.module("vllm.model_executor.model_loader.utils")
     with context.device_loading_context(module, meta):
-        assert values.moved == [meta]
+        assert values.moved == [meta] and not there.data.moved
         on_device = part.data
     assert torch.equal(part.data, on_device) and part.data is not on_device

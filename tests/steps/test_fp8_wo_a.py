@@ -8,18 +8,27 @@ import torch
 from helpers import fp8_rows, layer_parts, layout, model_configs, model_layers
 from helpers import output_projection as projection
 
+# With the kernel that a release takes by itself, or that of `--linear-backend xpu`
+# where it has two.
 SCHEMES = {
-    "W8A8 by rows": ("channel", "token"),
-    "W8A16 by rows": ("channel", None),
-    "W8A8 of one scale": ("tensor", "tensor"),
+    "W8A8 by rows": ("channel", "token", "auto"),
+    "W8A16 by rows": ("channel", None, "auto"),
+    "W8A8 of one scale": ("tensor", "tensor", "auto"),
 }
+if hasattr(
+    layout.module("vllm.model_executor.kernels.linear"), "XPUW8A8FP8LinearKernel"
+):
+    SCHEMES["chosen, W8A8 by rows"] = ("channel", "token", "xpu")
+    SCHEMES["chosen, W8A8 of one scale"] = ("tensor", "tensor", "xpu")
 
 
 def built(scheme: str) -> tuple[Any, Any]:
     """A layer with weights of that scheme, not loaded, and its configuration."""
     torch.manual_seed(0)
     config = model_configs.vllm_config()
-    fp8_rows.take(config, *SCHEMES[scheme])
+    weights, activations, backend = SCHEMES[scheme]
+    fp8_rows.take(config, weights, activations)
+    config.kernel_config.linear_backend = backend
     as_loaded = layout.module("vllm.utils.torch_utils").set_default_torch_dtype
     with as_loaded(torch.bfloat16):
         return model_layers.attention_layer(config, 0), config
