@@ -90,6 +90,10 @@ ACCEPTED: dict[str, tuple[dict[str, Any], str]] = {
         {"enable_prompt_embeds": True, "fields": {"num_hash_layers": 0}},
         "",
     ),
+    "fewer layers than choose by token id": (
+        {"hf_overrides": {"num_hidden_layers": 1}},
+        "1",
+    ),
 }
 ATTENTION = "model.layers.0.self_attn.kv_proj.weight"
 LLAMA = {
@@ -281,6 +285,13 @@ def test_each_connector_is_served_or_refused(tmp_path: Path) -> None:
 def test_connectors_that_are_served(tmp_path: Path) -> None:
     for options in (transfer("OffloadingConnector"), several("OffloadingConnector")):
         assert end_of_configuration(tmp_path, **options) == "a configuration"
+
+
+@pytest.mark.unchanged
+def test_a_transfer_without_a_connector_ends_in_vllms_words(tmp_path: Path) -> None:
+    transfers = layout.module("vllm.config").KVTransferConfig()
+    end = end_of_configuration(tmp_path, kv_transfer_config=transfers)
+    assert "DeepSeek V4 on XPU" not in end
 
 
 @pytest.mark.unchanged
