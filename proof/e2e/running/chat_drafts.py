@@ -52,17 +52,15 @@ WRITERS: dict[str, Callable[[Path, Mapping[int, int]], ChatWriter]] = {
 }
 
 
-def asked_of(*, long: bool = False) -> pytest.MarkDecorator:
-    """Asks a server without drafts, one with MTP, and with `--full` one with DSpark;
-    with `long` the first with `--full` alone, too, for all of them pass or fail alike.
-    """
-    full = pytest.mark.full
+def asked_of(*kinds: str) -> pytest.MarkDecorator:
+    """Asks servers of these kinds, of all three with `--full`: without drafts and with
+    MTP if none is named. One is enough where all pass or fail alike."""
+    always = kinds or (ALONE, MTP)
     return pytest.mark.parametrize(
         "asked",
         [
-            pytest.param(ALONE, marks=[full] if long else []),
-            MTP,
-            pytest.param(DSPARK, marks=full),
+            pytest.param(kind, marks=[] if kind in always else [pytest.mark.full])
+            for kind in (ALONE, MTP, DSPARK)
         ],
         indirect=True,
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from proof.e2e.checkpoints.chat import END, MAX_LENGTH, SPECIAL
-from proof.e2e.running.chat_drafts import asked_of
+from proof.e2e.running.chat_drafts import MTP, asked_of
 from proof.e2e.running.server import MODEL, Server, checkpoint_of
 from proof.e2e.running.serving import Engines, Job, Prompt, Served
 
@@ -65,7 +65,7 @@ def complete(server: Server, **given: object) -> list[str]:
 
 
 @pytest.mark.shows("a streamed completion", "equal")
-@asked_of(long=True)
+@asked_of(MTP)
 def test_a_stream_brings_the_same_text(asked: Server) -> None:
     (whole,) = complete(asked)
     streamed = asked.client.completions.create(
@@ -77,7 +77,7 @@ def test_a_stream_brings_the_same_text(asked: Server) -> None:
 
 
 @pytest.mark.shows("three answers, asked twice with one seed", "equal")
-@asked_of(long=True)
+@asked_of(MTP)
 def test_several_answers(asked: Server) -> None:
     warm = {"temperature": 1.0, "seed": 5, "n": 3, "max_tokens": 4}
     answers = complete(asked, **warm)
@@ -86,7 +86,7 @@ def test_several_answers(asked: Server) -> None:
 
 
 @pytest.mark.shows("a stop string", "equal")
-@asked_of(long=True)
+@asked_of(MTP)
 def test_a_stop_string_ends_the_answer(asked: Server) -> None:
     (whole,) = complete(asked)
     stop = whole[3:5]

@@ -9,7 +9,7 @@ import pytest
 from openai import BadRequestError
 from tokenizers import Tokenizer
 
-from proof.e2e.running.chat_drafts import asked_of
+from proof.e2e.running.chat_drafts import ALONE, MTP, asked_of
 from proof.e2e.running.chat_requests import CALL, PLAIN, SCHEMA, THINKING, TOOL, WORD
 from proof.e2e.running.chat_requests import ask as ask_server
 from proof.e2e.running.server import Server
@@ -42,7 +42,7 @@ def check_call(function: str, arguments: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.shows("a streamed tool call, with and without thinking", "equal")
-@asked_of(long=True)
+@asked_of(MTP)
 @MODES
 def test_a_streamed_tool_call(asked: Server, mode: dict[str, Any]) -> None:
     """The parser reads what the model writes, piece by piece."""
@@ -68,7 +68,7 @@ def test_a_streamed_tool_call(asked: Server, mode: dict[str, Any]) -> None:
 
 
 @pytest.mark.shows("a required tool call", "equal")
-@asked_of(long=True)
+@asked_of(ALONE)
 def test_a_required_tool_call(server: Server, asked: Server) -> None:
     """The release makes the grammar of the call by itself. It allows white space
     without end, so the model need not come to the arguments; what closes is favoured,
@@ -96,7 +96,7 @@ def test_an_answer_follows_a_json_schema(asked: Server, mode: dict[str, Any]) ->
 
 
 @pytest.mark.shows("a regular expression, with and without thinking", "equal")
-@asked_of(long=True)
+@asked_of(MTP)
 @MODES
 def test_an_answer_follows_a_regular_expression(
     server: Server, asked: Server, mode: dict[str, Any]
