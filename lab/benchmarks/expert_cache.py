@@ -4,14 +4,19 @@
 Prints what a captured decode step takes: with all experts on the device; with slots for
 a tenth, a quarter and a half of them, on a routing with the locality that was published
 (llama.cpp#27861); with all its experts in slots; and with experts read in place, as
-vLLM's UVA offload does. Before, the link: the copy engine, and the kernel that fetches.
+vLLM's UVA offload does. Before, the link: the copy engine, and the kernel that fetches;
+and the host's own memory. `--out` keeps all of it in `link.json`.
 """
 
 import argparse
+import importlib
+import json
 import random
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 import triton
@@ -24,7 +29,7 @@ from kernels.xpu_dsv4.expert_cache import (
     make_expert_cache,
 )
 from kernels.xpu_dsv4.experts import routed_experts
-from standins.emulated_xpu.on_cuda.device_api import device_view
+from standins.emulated_xpu.on_cuda import device_api
 
 from .device import add_device, describe, take_device
 from .measure import Clock
@@ -48,15 +53,56 @@ class Layer:
     steps: int = 128
 
 
+@dataclass(frozen=True)
+class Step:
+    """What a captured step of `tokens` takes.
+
+    Attributes:
+        experts: where they lie.
+        microseconds: median of a layer.
+        hits: share of experts that had a slot; None where there are no slots.
+        uva: median of vLLM's UVA offload with as much device memory.
+    """
+
+    tokens: int
+    experts: str
+    microseconds: float
+    hits: float | None = None
+    uva: float | None = None
+
+    def __str__(self) -> str:
+        said = f"{self.tokens} tokens, {self.experts}: {self.microseconds:.1f} us"
+        if self.hits is None or self.uva is None:
+            return said
+        return (
+            f"{said}, {self.hits:.1%} hits; UVA offload with as much memory "
+            f"{self.uva:.1f} us, {self.uva / self.microseconds:.2f} times"
+        )
+
+
+def device_view(pinned: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Pinned host memory as the device reads it.
+
+    Raises:
+        ImportError: on an XPU, without vllm-xpu-kernels, which has the op.
+    """
+    if device.type == "cuda":
+        return device_api.device_view(pinned)
+    importlib.import_module("vllm_xpu_kernels._C")
+    view: torch.Tensor = torch.ops._C.get_xpu_view_from_cpu_tensor(pinned)
+    return view
+
+
 def host_weights(layer: Layer, device: torch.device) -> Weights:
     """Random experts in pinned host memory, as the device reads them."""
 
     def part(rows: int, width: int) -> torch.Tensor:
         shape = (layer.experts, rows, width)
-        made = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        on_cpu = device.type == "cpu"
+        made = torch.empty(shape, dtype=torch.uint8, pin_memory=not on_cpu)
         values = torch.randint(118, 123, shape, dtype=torch.uint8, device=device)
         made.copy_(values)
-        return device_view(made) if device.type == "cuda" else made
+        return made if on_cpu else device_view(made, device)
 
     columns, hidden = layer.intermediate, layer.hidden
     return (
@@ -86,7 +132,8 @@ def routing(layer: Layer, tokens: int, device: torch.device) -> Iterator[torch.T
 
 
 def link(cache: ExpertCache, layer: Layer, clock: Clock) -> Iterator[tuple[str, float]]:
-    """GB/s of the copy engine, and of a launch that fetches a token's experts."""
+    """GB/s of the copy engine, of a launch that fetches a token's experts, and of a
+    copy within the host's memory, read and written."""
     ids = [
         torch.arange(first, first + layer.topk, dtype=torch.int32)[None].to(
             clock.device
@@ -103,28 +150,47 @@ def link(cache: ExpertCache, layer: Layer, clock: Clock) -> Iterator[tuple[str, 
     # As many slots as a token has experts: every step misses all.
     calls = [partial(fetch_experts, cache, chosen) for chosen in ids]
     yield "fetch", size / (clock.captured(calls) or clock.direct(calls)) / 1e3
+    # Larger than the host's last-level cache.
+    source = torch.zeros(1 << (16 if clock.on_cpu else 30), dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    taken = Clock(torch.device("cpu")).direct([lambda: target.copy_(source)] * 4)
+    yield "host memory", 2 * len(source) / taken / 1e3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="folder of link.json")
+    parser.add_argument("--seconds", type=float, default=540, help="stop after that")
     add_device(parser)
-    device = take_device(parser.parse_args().device)
+    options = parser.parse_args()
+    started = time.monotonic()
+    device = take_device(options.device)
     layer = Layer(8, 2, 64, 32, 4) if device.type == "cpu" else Layer()
     print(f"{describe(device)}, torch {torch.__version__}, Triton {triton.__version__}")
     clock = Clock(device)
     host = host_weights(layer, device)
+    rates = {}
     for name, rate in link(make_expert_cache(host, layer.topk, device), layer, clock):
-        print(f"{name}: {rate:.1f} GB/s")
+        print(f"{name}: {rate:.1f} GB/s", flush=True)
+        rates[name] = rate
     w13, w13_scale, w2, w2_scale = (part.clone() for part in host)
     resident = w13, w13_scale, w2, w2_scale
+    steps: list[Step] = []
     for tokens in TOKENS:
-        for name, microseconds, hits in times(tokens, layer, host, resident, clock):
-            print(f"{tokens} tokens, {name}: {microseconds:.1f} us{hits}")
+        for step in times(tokens, layer, host, resident, clock):
+            print(step, flush=True)
+            steps.append(step)
+            if options.out:
+                found = {"gb_per_second": rates, "steps": [asdict(s) for s in steps]}
+                options.out.mkdir(parents=True, exist_ok=True)
+                (options.out / "link.json").write_text(json.dumps(found, indent=1))
+            if time.monotonic() - started > options.seconds:
+                return
 
 
 def times(
     tokens: int, layer: Layer, host: Weights, resident: Weights, clock: Clock
-) -> Iterator[tuple[str, float, str]]:
+) -> Iterator[Step]:
     """What a step takes, by where its experts lie; equal bits are checked before."""
     device = clock.device
     x = torch.randn(tokens, layer.hidden, device=device).bfloat16()
@@ -145,9 +211,9 @@ def times(
         return cached_experts(x, cache, weights, ids, LIMIT)
 
     here = took(partial(plain, resident))
-    yield "on the device", here, ""
+    yield Step(tokens, "on the device", here)
     there = took(partial(plain, host))
-    yield "read in place", there, ""
+    yield Step(tokens, "read in place", there)
     for share in (0.1, 0.23, 0.49, 1.0):
         slots = max(int(share * layer.experts), layer.topk)
         cache = make_expert_cache(host, slots, device)
@@ -155,12 +221,8 @@ def times(
         _, hits, misses, _ = cache.counts.tolist()
         # UVA offload keeps whole layers on the device, as many as memory holds.
         uva = (slots * here + (layer.experts - slots) * there) / layer.experts
-        yield (
-            f"{slots} slots",
-            microseconds,
-            f", {hits / (hits + misses):.1%} hits; UVA offload with as much memory "
-            f"{uva:.1f} us, {uva / microseconds:.2f} times",
-        )
+        share_of_hits = hits / (hits + misses)
+        yield Step(tokens, f"{slots} slots", microseconds, share_of_hits, uva)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ def device(
     release: str | None = None,
     out: Path | None = None,
     minutes: Minutes = 25,
+    model: Path | None = None,
     again: bool = False,
     answer: Reply,
 ) -> None:
@@ -37,13 +38,16 @@ def device(
     network is used.
 
     Args:
-        stage: doctor, prove, compare, tune, serve, report; all if none is named.
+        stage: doctor, prove, compare, tune, link, serve, model, report; all if none is
+            named.
         kind: Where kernels run; nothing else is tried.
         python: The Python that has torch and Triton for the device.
         release: The release whose pins the machine is compared with; by default the
             newest.
         out: Where results go; by default .device/KIND.
         minutes: About how long a stage may take at most.
+        model: Folder of a DeepSeek-V4 checkpoint, which the stage `model` serves with
+            its experts in host memory.
         again: Run finished stages again.
     """
     from proof.on_device.stages import archive, doctor, session
@@ -65,6 +69,12 @@ def device(
             path=python,
             hint="xpustack device --python PYTHON, one that has torch for the device",
         )
+    if model is not None and not (model / "config.json").is_file():
+        raise UsageError(
+            "there is no checkpoint",
+            path=model,
+            hint="xpustack device --model FOLDER, with the checkpoint's config.json",
+        )
     pinned = releases.load(project)
     folder = (out or project.root / FOLDER / kind).absolute()
     with showing_progress() as progress, Runner().stop_on_error() as runner:
@@ -77,6 +87,7 @@ def device(
             minutes,
             runner,
             progress,
+            model=model and model.absolute(),
         )
         done = session.run(setup, stage or STAGES, again=again)
     name = doctor.facts(setup)[0].found

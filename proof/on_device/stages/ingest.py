@@ -22,7 +22,8 @@ OPERATIONS_OF_A_DPAS = 2 * 8 * 16 * 16
 """Of one dpas.8x8 of bf16 over 16 lanes: 8 rows, 16 columns, 16 products each."""
 HEADS = (
     *("device", "report", "release", "driver", "tests", "copy", "bf16 product"),
-    *("decode of 16 tokens, 64 heads", "tuned", "served"),
+    *("decode of 16 tokens, 64 heads", "tuned", "link", "served"),
+    "its own checkpoint, experts in host memory",
 )
 
 
@@ -71,6 +72,7 @@ def _rows(page: Path, report: Report) -> str:
 def _cells(report: Report) -> list[str]:
     roof = _roofline(report)
     prove, tune, serve = (report.stage(s) for s in ("prove", "tune", "serve"))
+    link, model = report.stage("link"), report.stage("model")
     return [
         report.device,
         report.time,
@@ -81,7 +83,9 @@ def _cells(report: Report) -> list[str]:
         f"{roof[1] / 1e12:.0f} TFLOP/s" if roof else "-",
         _decode(report),
         tune.summary if tune else "-",
+        link.summary if link else "-",
         f"{serve.status}: {serve.summary}" if serve else "-",
+        f"{model.status}: {model.summary}" if model else "-",
     ]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages `compare` and `tune`: programs of `benchmarks/`, run on the device."""
+"""The stages `compare`, `tune` and `link`: programs of `benchmarks/`."""
 
 import json
 import shutil
@@ -12,6 +12,9 @@ from proof.on_device.stages.setup import Ended, Outcome, Setup
 COMPARE_SHARE = 0.3
 TUNE_SHARE = 0.4
 """Shares of a stage's minutes in which a program starts a new measurement."""
+LINK_SHARE = 0.2
+LINK_MEMORY = 8 * GIB
+"""A layer's experts on the device, and slots for as many."""
 MORE_SECONDS = 120
 """What a program may take beside twice its measurements."""
 
@@ -69,13 +72,32 @@ def tune(setup: Setup) -> Outcome:
     )
 
 
+def link(setup: Setup) -> Outcome:
+    """The link to the host's memory, and a layer whose experts lie there."""
+    module, result = "lab.benchmarks.expert_cache", "link.json"
+    ended, found = _measured(
+        setup, "link", module, LINK_SHARE, result, least=LINK_MEMORY
+    )
+    if isinstance(ended, Outcome):
+        return ended
+    rates = found["gb_per_second"]
+    summary = ", ".join(f"{name} {rate:.1f} GB/s" for name, rate in rates.items())
+    return _judged(ended, summary, (), found)
+
+
 def _measured(
-    setup: Setup, stage: str, module: str, share: float, result: str, *words: str
+    setup: Setup,
+    stage: str,
+    module: str,
+    share: float,
+    result: str,
+    *words: str,
+    least: int = LEAST_MEMORY,
 ) -> tuple[Ended | Outcome, Any]:
     """How the program ended and the content of `result`; or the stage's outcome, where
     it is left out or has no result."""
-    if setup.memory < LEAST_MEMORY:
-        free, need = setup.memory / GIB, LEAST_MEMORY // GIB
+    if setup.memory < least:
+        free, need = setup.memory / GIB, least // GIB
         return Outcome("left out", f"{free:.1f} GiB free, {need} GiB needed"), None
     folder = setup.folder(stage)
     for old in folder.glob("*.json"):

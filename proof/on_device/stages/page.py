@@ -32,7 +32,9 @@ def text(report: Report) -> str:
         "prove": _prove,
         "compare": _compare,
         "tune": _tune,
+        "link": _link,
         "serve": _serve,
+        "model": _model,
     }
     for result in report.stages:
         title = result.stage.capitalize()
@@ -149,4 +151,35 @@ def _serve(result: StageResult) -> Iterator[str]:
         yield table(
             ("check", "verdict", "figure"),
             ((c["check"], c["verdict"], c["figure"]) for c in checks),
+        )
+
+
+def _link(result: StageResult) -> Iterator[str]:
+    steps = result.data.get("steps", [])
+    if steps:
+        yield ""
+        yield "A layer of V4-Flash whose experts lie in the host's memory, in a graph."
+        yield ""
+        yield table(
+            ("tokens", "experts", "µs", "hits", "UVA with as much memory, µs"),
+            (
+                [
+                    *(step["tokens"], step["experts"], f"{step['microseconds']:.1f}"),
+                    "-" if step["hits"] is None else f"{step['hits']:.0%}",
+                    "-" if step["uva"] is None else f"{step['uva']:.1f}",
+                ]
+                for step in steps
+            ),
+        )
+
+
+def _model(result: StageResult) -> Iterator[str]:
+    if result.data:
+        yield ""
+        yield table(
+            ("", "figure"),
+            (
+                (name.replace("_", " "), f"{value:.2f}")
+                for name, value in result.data.items()
+            ),
         )

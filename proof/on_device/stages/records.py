@@ -13,7 +13,10 @@ SCHEMA = 1
 """Of `report.json`; raised when a reader of the last one could not read it."""
 Kind = Literal["xpu", "cuda"]
 Status = Literal["passed", "failed", "left out"]
-STAGES = ("doctor", "prove", "compare", "tune", "serve", "report")
+STAGES = (
+    *("doctor", "prove", "compare", "tune", "link", "serve", "model"),
+    "report",
+)
 """In the order that they run; each needs the doctor's facts alone."""
 
 

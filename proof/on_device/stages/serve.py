@@ -2,15 +2,16 @@
 """The tiny checkpoint of `e2e` through vLLM's engine, on the device.
 
 Eager and captured engines must give the same tokens, and those of Hugging Face's model
-wherever that is sure. Two devices serve it as two ranks, after a probe of their
-all-reduce. Then some hundred requests come twice, in batches.
+wherever that is sure, and so must one whose experts lie in host memory. Two devices
+serve it as two ranks, after a probe of their all-reduce. Some hundred requests come
+twice, in batches.
 """
 
-import json
 import random
 from collections.abc import Sequence
 from typing import Any
 
+from proof.on_device.stages.programs import Programs, StageStopped, without_vllm
 from proof.on_device.stages.records import Finding
 from proof.on_device.stages.setup import Outcome, Setup
 
@@ -24,36 +25,18 @@ SOAK = 240
 WAVE = 24
 MOST_REPEATS = 0.9
 """Share of one token in an answer of the soak that counts as repeated characters."""
+SLOTS = 4
+"""Of a layer of the tiny checkpoint whose experts lie in host memory: as many as a
+token has experts."""
 ALL_REDUCE_SECONDS = 120.0
 """A right all-reduce takes seconds, the start of two ranks included."""
 Prompt = dict[str, Any]
 
 
-class StageStopped(Exception):
-    """A program of the stage failed: nothing after it means anything."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome.summary)
-        self.outcome = outcome
-
-
 def serve(setup: Setup) -> Outcome:
     """Run the stage `serve`."""
-    if not setup.probe["distributions"].get("vllm"):
-        return Outcome(
-            "left out",
-            "vllm is not installed",
-            (
-                Finding(
-                    "serving needs the patched vLLM beside torch",
-                    "install its wheel: docs/deploying.md",
-                ),
-            ),
-        )
-    if setup.kind != "xpu":
-        return Outcome(
-            "left out", "the XPU code path of vLLM needs an XPU; this is a CUDA device"
-        )
+    if left_out := without_vllm(setup):
+        return left_out
     checks: list[dict[str, str]] = []
     try:
         _checks(setup, checks)
@@ -82,11 +65,14 @@ def _checks(setup: Setup, checks: list[dict[str, str]]) -> None:
             {"check": name, "verdict": verdict, "figure": "; ".join(faults) or figure}
         )
 
-    folder = setup.folder("serve")
-    _run(setup, "proof.e2e.checkpoints.checkpoint", folder / "checkpoint", share=0.1)
+    programs = Programs(setup, "serve")
+    folder = programs.folder
+    programs.run("proof.e2e.checkpoints.checkpoint", folder / "checkpoint", share=0.1)
+    published, twin = (folder / "checkpoint" / name for name in ("published", "twin"))
     prompts = [prompt(129, 12, 1), prompt(5, 12, 2), prompt(1, 12, 3)]
-    (eager,) = _engine(setup, "eager", [prompts], enforce_eager=True)["waves"]
-    captured = _engine(setup, "graphs", [prompts, *soak(), *soak()])
+    alone = programs.engine("eager", published, [prompts], enforce_eager=True)
+    (eager,) = alone["waves"]
+    captured = programs.engine("graphs", published, [prompts, *soak(), *soak()])
     first, *waves = captured["waves"]
     check(
         "eager and captured engines give the same tokens",
@@ -94,9 +80,8 @@ def _checks(setup: Setup, checks: list[dict[str, str]]) -> None:
         f"{sum(map(len, first))} tokens",
     )
     whole = [p["tokens"] + a for p, a in zip(prompts, eager, strict=True)]
-    twin = folder / "checkpoint/twin"
-    references = _answer(
-        setup, "proof.on_device.reference", "texts", whole, twin, share=0.2
+    references = programs.answer(
+        "proof.on_device.reference", "texts", whole, twin, share=0.2
     )
     faults, sure = disagreements(prompts, eager, references)
     check(
@@ -117,13 +102,26 @@ def _checks(setup: Setup, checks: list[dict[str, str]]) -> None:
         differences(answers[:half], answers[half:]),
         f"{half} requests",
     )
+    name = "experts in host memory give the same tokens"
+    hosted = programs.engine(
+        "host experts", published, [prompts], moe_expert_cache_size=SLOTS
+    )
+    if lacks := hosted.get("lacks"):
+        figure = f"this vLLM has no {lacks[0]}"
+        checks.append({"check": name, "verdict": "left out", "figure": figure})
+    else:
+        (counted,) = hosted["expert_cache"]
+        check(
+            name,
+            differences(eager, hosted["waves"][0]),
+            f"{counted['hits']} hits of {counted['queries']}",
+        )
     if setup.device["count"] < 2:
         return
     # A fault of the library hangs, and two ranks would hang as well.
     meeting = folder / "meeting"
     meeting.unlink(missing_ok=True)
-    seconds = _run(
-        setup,
+    seconds = programs.run(
         "proof.on_device.all_reduce",
         setup.kind,
         meeting,
@@ -131,63 +129,18 @@ def _checks(setup: Setup, checks: list[dict[str, str]]) -> None:
         what="an all-reduce of two ranks",
     )
     check("an all-reduce of two ranks", [], f"{seconds:.0f} s")
-    ranks = _engine(
-        setup, "two ranks", [prompts], enforce_eager=True, tensor_parallel_size=2
+    ranks = programs.engine(
+        "two ranks",
+        published,
+        [prompts],
+        enforce_eager=True,
+        tensor_parallel_size=2,
     )
     check(
         "two ranks give the tokens of one",
         differences(eager, ranks["waves"][0]),
         f"{sum(map(len, first))} tokens",
     )
-
-
-def _engine(
-    setup: Setup, name: str, waves: list[list[Prompt]], **engine: Any
-) -> dict[str, Any]:
-    """What an engine answers."""
-    model = str(setup.folder("serve") / "checkpoint/published")
-    job = {"model": model, "engine": engine, "waves": waves}
-    found: dict[str, Any] = _answer(
-        setup,
-        "proof.on_device.engine",
-        name,
-        job,
-        share=0.3,
-        what=f"the engine, {name}",
-    )
-    return found
-
-
-def _answer(
-    setup: Setup, module: str, name: str, job: object, *words: object, **limits: Any
-) -> Any:
-    """What a program writes about a job; the files of both bear `name`."""
-    folder = setup.folder("serve")
-    order, answer = (folder / f"{name.replace(' ', '-')}.{x}.json" for x in "ja")
-    order.write_text(json.dumps(job))
-    answer.unlink(missing_ok=True)
-    _run(setup, module, *words, order, answer, **limits)
-    return json.loads(answer.read_text())
-
-
-def _run(
-    setup: Setup,
-    module: str,
-    *words: object,
-    share: float = 0.0,
-    limit: float = 0.0,
-    what: str = "",
-) -> float:
-    """Run a program within its share of the time, or `limit` seconds; how many it took.
-
-    Raises:
-        StageStopped: it failed, or ran into its limit.
-    """
-    limit = limit or 60 * setup.minutes * share
-    ended = setup.execute("serve", module, *words, limit=limit)
-    if ended.returncode:
-        raise StageStopped(ended.failed(what or module))
-    return ended.seconds
 
 
 def prompt(length: int, new: int, seed: int) -> Prompt:

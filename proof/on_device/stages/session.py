@@ -5,7 +5,15 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from proof.on_device.stages import archive, doctor, measure, page, prove, serve
+from proof.on_device.stages import (
+    archive,
+    doctor,
+    measure,
+    model,
+    page,
+    prove,
+    serve,
+)
 from proof.on_device.stages.records import (
     SCHEMA,
     STAGES,
@@ -28,7 +36,9 @@ _RUNS: dict[str, Stage] = {
     "prove": prove.prove,
     "compare": measure.compare,
     "tune": measure.tune,
+    "link": measure.link,
     "serve": serve.serve,
+    "model": model.serve,
 }
 
 
@@ -147,6 +157,7 @@ def _key(setup: Setup, stage: str, code: str) -> str:
         stage=stage,
         kind=setup.kind,
         release=setup.release.name,
+        model=str(setup.model or "") if stage == "model" else "",
         code=code,
         facts=[f"{fact.name}={fact.found}" for fact in facts],
     )

@@ -103,6 +103,7 @@ class Setup:
         python: the interpreter with torch for the device.
         out: the folder of all results.
         minutes: about how long a stage may take at most.
+        model: the folder of a checkpoint for the stage `model`.
         probe: what the doctor's probe wrote.
     """
 
@@ -115,6 +116,7 @@ class Setup:
     runner: Runner
     progress: Progress
     probe: dict[str, Any] = field(default_factory=dict)
+    model: Path | None = None
 
     def folder(self, stage: str) -> Path:
         folder = self.out / stage

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from proof.on_device.stages import model
 from proof.on_device.stages.prove import AHEAD_OF_TIME
 
 HERE = Path(__file__).parent
@@ -31,6 +32,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "docs/devices.md").write_text(
         "# Devices\n\n<!-- devices: begin -->\n<!-- devices: end -->\n"
     )
+    for page in model.PAGES:
+        (root / page).write_text("A page.\n")
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE}/fake_python.py "$@"\n')
     python.chmod(0o755)

@@ -59,6 +59,21 @@ ROW = {
     "note": "",
 }
 
+COUNTED = {"queries": 1000, "hits": 200, "bytes_read": 127 << 30}
+LONGER = {"queries": 2000, "hits": 400, "bytes_read": 254 << 30}
+LINK = {
+    "gb_per_second": {"copy engine": 27.0, "fetch": 26.0, "host memory": 90.0},
+    "steps": [
+        {
+            "tokens": 1,
+            "experts": "25 slots",
+            "microseconds": 800.0,
+            "hits": 0.5,
+            "uva": 1500.0,
+        }
+    ],
+}
+
 
 def after(words: list[str], option: str) -> Path:
     return Path(words[words.index(option) + 1])
@@ -78,7 +93,28 @@ def answers(waves: list[list[dict[str, Any]]], kind: str) -> dict[str, Any]:
     if "repeat" in wrong and kind == "graphs":
         for wave in served[1:]:
             wave[0] = [7] * len(wave[0])
-    return {"waves": served, "not_finite": int("nan" in wrong)}
+    return {
+        "waves": served,
+        "not_finite": int("nan" in wrong),
+        "seconds": [1.0, 0.5, 0.5 + 127 / 8, 2.0, 1.0, 1.0 + 4 * 127 / 16],
+        "seconds_to_ready": 60.0,
+        "expert_cache": ([COUNTED, COUNTED, LONGER] * 2)[: len(waves)],
+    }
+
+
+def engine(job: dict[str, Any]) -> dict[str, Any]:
+    """What the engine answers; text has one token."""
+    arguments = job["engine"]
+    if "moe_expert_cache_size" in arguments and "lacks" in SETTINGS:
+        return {"lacks": ["moe_expert_cache_size"]}
+    kind = "eager" if arguments.get("enforce_eager") else "graphs"
+    kind = "hosted" if "moe_expert_cache_size" in arguments else kind
+    kind = "ranks" if "tensor_parallel_size" in arguments else kind
+    waves = [
+        [{"tokens": p.get("tokens", [1]), "new": p["new"]} for p in wave]
+        for wave in job["waves"]
+    ]
+    return answers(waves, kind)
 
 
 def main(words: list[str]) -> int:
@@ -111,6 +147,8 @@ def main(words: list[str]) -> int:
         roof = {"bandwidth": 4e11, "matrix": 8e13}
         report = {"environment": {}, "roofline": roof, "rows": [ROW]}
         (after(words, "--out") / "benchmark.json").write_text(json.dumps(report))
+    elif program == "lab.benchmarks.expert_cache":
+        (after(words, "--out") / "link.json").write_text(json.dumps(LINK))
     elif program == "lab.benchmarks.tune":
         folder = after(words, "--out")
         rows = {"mqa_logits": [{"block_m": 4}]}
@@ -120,9 +158,7 @@ def main(words: list[str]) -> int:
         (folder / "tried.json").write_text("[]")
     elif program == "engine":
         job = json.loads(Path(words[2]).read_text())
-        kind = "eager" if job["engine"].get("enforce_eager") else "graphs"
-        kind = "ranks" if "tensor_parallel_size" in job["engine"] else kind
-        Path(words[3]).write_text(json.dumps(answers(job["waves"], kind)))
+        Path(words[3]).write_text(json.dumps(engine(job)))
     elif program == "reference":
         texts = json.loads(Path(words[3]).read_text())
         wrong = int("reference" in SETTINGS.get("wrong", ()))
