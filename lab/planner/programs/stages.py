@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pipeline stages of a split: which are alike, so that one of them tells of all."""
 
+import copy
 import functools
 import re
 from collections import defaultdict
@@ -68,11 +69,12 @@ def _kinds(config: Any, tensors: Mapping[str, torch.Tensor]) -> list[Any]:
 
 
 def moved(stage: dict[str, Any], by: int) -> dict[str, Any]:
-    """The same stage so many layers further on: its caches have other names."""
+    """The same stage so many layers further on: its caches have other names, and
+    descriptions of their own, which a release pads in place."""
 
     def renamed(name: str) -> str:
         return LAYER.sub(lambda match: str(int(match[0]) + by), name)
 
     caches = stage["answers"]["get_kv_cache_spec"]
-    named = {renamed(name): spec for name, spec in caches.items()}
+    named = {renamed(name): copy.copy(spec) for name, spec in caches.items()}
     return {**stage, "answers": {**stage["answers"], "get_kv_cache_spec": named}}
