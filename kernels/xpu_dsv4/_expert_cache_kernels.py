@@ -5,8 +5,10 @@
 from ._experts_route import route_pair
 from ._triton import tl, triton
 
-NEVER = 2**62
-"""A clock that no slot reaches."""
+USE = 2**20
+"""What a use adds to a slot's heat, of which each step takes an eighth."""
+NEVER = 2**30
+"""More heat than a slot gets."""
 
 
 @triton.jit(
@@ -22,7 +24,7 @@ def _assign_kernel(
     ids_ptr,
     slot_of_ptr,
     expert_of_ptr,
-    used_ptr,
+    heat_ptr,
     counts_ptr,
     waiting_ptr,
     here_ptr,
@@ -37,13 +39,14 @@ def _assign_kernel(
     CHUNK: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    USE: tl.constexpr = USE,
     NEVER: tl.constexpr = NEVER,
 ):
     """One program: the slots of a wave's experts.
 
     In the first wave an expert is needed if `ids` have it, later if it waits. Those
-    that have a slot keep it; the others, lowest first, take the slots that were used
-    longest ago, the lowest first, and wait if none is left.
+    that have a slot keep it; the others, lowest first, take the slots with the least
+    heat, the lowest first, and wait if none is left.
     """
     expert_offs = tl.arange(0, BLOCK_E)  # [BLOCK_E]
     slot_offs = tl.arange(0, BLOCK_S)  # [BLOCK_S]
@@ -52,12 +55,13 @@ def _assign_kernel(
     slots = tl.load(slot_of_ptr + expert_offs, mask=is_expert, other=-1)
     # Two below zero, so that no id, nor the expert of an empty slot, is equal.
     held = tl.load(expert_of_ptr + slot_offs, mask=is_slot, other=-2)
-    used = tl.load(used_ptr + slot_offs, mask=is_slot, other=NEVER)  # [BLOCK_S] int64
+    heat = tl.load(heat_ptr + slot_offs, mask=is_slot, other=NEVER)  # [BLOCK_S]
     clock = tl.load(counts_ptr) + 1
     all_hits = tl.load(counts_ptr + 1)
     all_misses = tl.load(counts_ptr + 2)
     busy = tl.zeros([BLOCK_S], tl.int32)
     if IS_FIRST:
+        heat -= heat >> 3
         needed = tl.zeros([BLOCK_E], tl.int32)
         for start in range(0, num_pairs, CHUNK):
             for place in tl.static_range(CHUNK):
@@ -73,11 +77,11 @@ def _assign_kernel(
     missing = tl.where(slots < 0, needed, 0)  # [BLOCK_E]
     hits = tl.sum(busy, 0)
     fetched = tl.minimum(tl.sum(missing, 0), num_slots - hits)
-    ages = tl.where(busy != 0, NEVER, used)
+    free = tl.where(busy != 0, NEVER, heat)
     for entry in range(0, fetched):
         expert = tl.min(tl.where(missing != 0, expert_offs, BLOCK_E), 0)
-        oldest = tl.min(ages, 0)
-        slot = tl.min(tl.where(ages == oldest, slot_offs, BLOCK_S), 0)
+        coldest = tl.min(free, 0)
+        slot = tl.min(tl.where(free == coldest, slot_offs, BLOCK_S), 0)
         victim = tl.max(tl.where(slot_offs == slot, held, -2), 0)
         slots = tl.where(expert_offs == victim, -1, slots)
         slots = tl.where(expert_offs == expert, slot, slots)
@@ -85,15 +89,16 @@ def _assign_kernel(
         missing = tl.where(expert_offs == expert, 0, missing)
         held = tl.where(slot_offs == slot, expert, held)
         busy = tl.where(slot_offs == slot, 1, busy)
-        ages = tl.where(slot_offs == slot, NEVER, ages)
+        free = tl.where(slot_offs == slot, NEVER, free)
+        heat = tl.where(slot_offs == slot, 0, heat)
         tl.store(fetched_experts_ptr + entry, expert)
         tl.store(fetched_slots_ptr + entry, slot)
     tl.store(slot_of_ptr + expert_offs, slots, mask=is_expert)
     tl.store(here_ptr + expert_offs, here, mask=is_expert)
     tl.store(waiting_ptr + expert_offs, missing, mask=is_expert)
     tl.store(expert_of_ptr + slot_offs, held, mask=is_slot)
-    used = tl.where(busy != 0, clock, used)
-    tl.store(used_ptr + slot_offs, used, mask=is_slot)
+    heat += tl.where(busy != 0, USE, 0)
+    tl.store(heat_ptr + slot_offs, heat, mask=is_slot)
     tl.store(counts_ptr, clock)
     tl.store(counts_ptr + 1, all_hits + hits)
     tl.store(counts_ptr + 2, all_misses + fetched)

@@ -3,7 +3,7 @@
 """Routed experts whose weights lie in host memory, some of them in slots on the device.
 
 A step's experts that have no slot are read from host memory into the slots that were
-used longest ago, in two launches that wait for no host, so that a captured graph fits
+used least of late, in two launches that wait for no host, so that a captured graph fits
 any choice. A step that may need more experts than there are slots is served in waves.
 """
 
@@ -58,10 +58,11 @@ class ExpertCache:
             Slot of each expert or -1, `[E]`, int32.
         expert_of (torch.Tensor):
             Expert of each slot or -1, `[S]`, int32.
-        used (torch.Tensor):
-            The clock when each slot was last used, `[S]`, int64.
+        heat (torch.Tensor):
+            How much each slot was used of late, `[S]`, int32: a use adds 2**20, a step
+            takes an eighth.
         counts (torch.Tensor):
-            The clock, in waves; hits; and misses, in experts; and those of the last
+            Waves; hits; and misses, in experts; and those of the last
             wave: `[4]`, int64.
         waiting (torch.Tensor):
             Experts that this step needs in later waves, `[E]`, int32.
@@ -78,7 +79,7 @@ class ExpertCache:
     words: tuple[torch.Tensor, ...]
     slot_of: torch.Tensor
     expert_of: torch.Tensor
-    used: torch.Tensor
+    heat: torch.Tensor
     counts: torch.Tensor
     waiting: torch.Tensor
     here: torch.Tensor
@@ -143,7 +144,7 @@ def make_expert_cache(
         words=tuple(part.view(-1).view(torch.int64) for part in (*host, *slots)),
         slot_of=table(experts, value=-1),
         expert_of=table(num_slots, value=-1),
-        used=table(num_slots, dtype=torch.int64),
+        heat=table(num_slots),
         counts=table(4, dtype=torch.int64),
         waiting=table(experts),
         here=table(experts, value=-1),
@@ -187,7 +188,7 @@ def _assign(cache: ExpertCache, topk_ids: torch.Tensor, wave: int) -> None:
         topk_ids,
         cache.slot_of,
         cache.expert_of,
-        cache.used,
+        cache.heat,
         cache.counts,
         cache.waiting,
         cache.here,

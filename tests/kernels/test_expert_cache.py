@@ -120,7 +120,7 @@ def test_more_experts_than_slots_come_in_waves(num_slots, device):
     """A step of all experts, of one more than slots, and small ones between them."""
     count = 12
     cache, reference = cache_of(count, num_slots, device), Reference(count, [])
-    reference.slots, reference.used = [-1] * num_slots, [0] * num_slots
+    reference.slots, reference.heat = [-1] * num_slots, [0] * num_slots
     everyone = torch.arange(count, dtype=torch.int32, device=device).view(6, 2)
     one_more = torch.arange(num_slots + 1, dtype=torch.int32, device=device)[:, None]
     few = torch.tensor([[7]], dtype=torch.int32, device=device)
@@ -132,7 +132,7 @@ def test_more_experts_than_slots_come_in_waves(num_slots, device):
 
 
 def test_no_expert_of_the_step_is_evicted(device):
-    """The slot used longest ago holds an expert that the step needs."""
+    """The slot used least holds an expert that the step needs."""
     cache, reference = cache_of(6, 2, device), Reference(6, [-1] * 2)
     for ids in ([[0]], [[1]], [[0, 4]], [[4, 5]]):
         serve(cache, reference, torch.tensor(ids, dtype=torch.int32, device=device))
@@ -210,7 +210,7 @@ def test_a_fault_of_the_cache_is_seen(fault, device):
         cache.slots[0][1].fill_(0)
     else:
         cache.expert_of[1] = 5
-        cache.used[1] = -1
+        cache.heat[1] = -1
     with pytest.raises(AssertionError):
         serve(cache, reference, second)
 
