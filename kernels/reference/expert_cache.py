@@ -28,13 +28,13 @@ class ExpertCache:
     def __post_init__(self) -> None:
         self.heat = [0] * len(self.slots)
 
-    def step(self, ids: list[int]) -> list[dict[int, int]]:
+    def step(self, ids: list[int], tokens: int = 1) -> list[dict[int, int]]:
         """Serve a step; the slot of each expert, wave by wave, as long as one waits."""
         needed = sorted({expert for expert in ids if 0 <= expert < self.experts})
         here = {e: self.slots.index(e) for e in needed if e in self.slots}
         missing = [expert for expert in needed if expert not in here]
         self.hits += len(here)
-        self.heat = [heat - heat // 8 for heat in self.heat]
+        self.heat = [heat - heat * min(tokens, 4) // 8 for heat in self.heat]
         waves = []
         while here or missing:
             self.wave += 1

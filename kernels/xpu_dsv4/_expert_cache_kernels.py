@@ -6,8 +6,9 @@ from ._experts_route import route_pair
 from ._triton import tl, triton
 
 USE = 2**20
-"""What a use adds to a slot's heat, of which each step takes an eighth."""
-NEVER = 2**30
+"""What a use adds to a slot's heat, of which each token of a step takes an eighth, and
+a step at most a half."""
+NEVER = 2**28
 """More heat than a slot gets."""
 
 
@@ -61,7 +62,7 @@ def _assign_kernel(
     all_misses = tl.load(counts_ptr + 2)
     busy = tl.zeros([BLOCK_S], tl.int32)
     if IS_FIRST:
-        heat -= heat >> 3
+        heat -= heat * tl.minimum(num_pairs // topk, 4) >> 3
         needed = tl.zeros([BLOCK_E], tl.int32)
         for start in range(0, num_pairs, CHUNK):
             for place in tl.static_range(CHUNK):

@@ -59,8 +59,8 @@ class ExpertCache:
         expert_of (torch.Tensor):
             Expert of each slot or -1, `[S]`, int32.
         heat (torch.Tensor):
-            How much each slot was used of late, `[S]`, int32: a use adds 2**20, a step
-            takes an eighth.
+            How much each slot was used of late, `[S]`, int32: a use adds 2**20, a token
+            takes an eighth, a step at most a half.
         counts (torch.Tensor):
             Waves; hits; and misses, in experts; and those of the last
             wave: `[4]`, int64.

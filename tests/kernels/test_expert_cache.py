@@ -44,7 +44,7 @@ def check_tables(cache, reference: Reference) -> None:
 
 def serve(cache, reference: Reference, ids: torch.Tensor) -> int:
     """One step on both; returns how many waves had an expert."""
-    wanted = reference.step(ids.flatten().tolist())
+    wanted = reference.step(ids.flatten().tolist(), len(ids))
     waves = cache.waves(ids.numel())
     assert len(wanted) <= waves
     for wave in range(waves):
