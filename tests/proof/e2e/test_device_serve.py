@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from proof.e2e.running.server import checkpoint_of
 from proof.e2e.running.serving import Engines
+from proof.on_device.stages import model
 from proof.on_device.stages import serve as stage
 from proof.on_device.stages.setup import Setup
 from stack.base.releases import load
@@ -72,9 +74,30 @@ def test_the_stage_sees_whether_the_engine_is_right(
     monkeypatch.setattr(stage, "soak", lambda: [few])
     outcome = stage.serve(place)
     checks = {check["check"]: check["verdict"] for check in outcome.data["checks"]}
-    assert len(checks) == 5, (outcome, place.folder("serve") / "log.txt")
+    assert len(checks) == 6, (outcome, place.folder("serve") / "log.txt")
     reference = checks.pop(
         "the tokens are those of Hugging Face's model, where that is sure"
     )
     assert reference == ("passed" if repair == REPAIR else "failed"), outcome
     assert set(checks.values()) == {"passed"}, outcome
+
+
+def test_an_owners_checkpoint_tells_its_hits(
+    engines: Engines,
+    release: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = setup(engines, release, tmp_path, REPAIR)
+    place.model, _ = engines.written(checkpoint_of(engines, release))
+    monkeypatch.setattr(model, "CHARACTERS", 200)
+    monkeypatch.setattr(model, "NEW", 3)
+    # The emulated device has no memory to share out.
+    fewer = {"kv_cache_memory_bytes": 64 << 20, "max_model_len": 1024}
+    fewer["moe_expert_cache_size"] = 4
+    monkeypatch.setattr(model, "ENGINE", model.ENGINE | fewer)
+    outcome = model.serve(place)
+    assert outcome.status == "passed", (outcome, place.folder("model") / "log.txt")
+    assert 0 < outcome.data["hits"] < 1
+    assert outcome.data["gib_of_a_token"] > 0
+    assert outcome.data["tokens_per_second_of_one"] > 0
