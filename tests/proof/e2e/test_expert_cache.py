@@ -4,6 +4,9 @@
 The checkpoint's layers have eight experts, of which a token reads four.
 """
 
+import re
+from typing import Any
+
 import pytest
 
 from proof.e2e.checkpoints.checkpoint import CHOSEN, FLASH
@@ -31,6 +34,9 @@ DRAFTS = cached(
     CHOSEN, speculative_config={"method": "mtp", "num_speculative_tokens": 1}
 )
 TWO_RANKS = cached(CHOSEN, tensor_parallel_size=2)
+TWO_RESIDENT = Job(
+    "two ranks, experts there", WAVES, (*RESIDENT.engine, *TWO_RANKS.engine[1:])
+)
 REFUSED = {
     "fewer slots than a token's experts": (
         cached(CHOSEN - 1),
@@ -72,10 +78,8 @@ def test_few_slots_give_the_same_tokens(
 
 @pytest.mark.full
 def test_two_ranks_have_slots_for_their_parts(engines: Engines, release: str) -> None:
-    two = Job(
-        "two ranks, experts there", WAVES, (*RESIDENT.engine, *TWO_RANKS.engine[1:])
-    )
-    found, resident = engines.serve(release, TWO_RANKS), engines.serve(release, two)
+    found = engines.serve(release, TWO_RANKS)
+    resident = engines.serve(release, TWO_RESIDENT)
     check_same_tokens(found, resident)
     assert found.answer["logprobs"] == resident.answer["logprobs"]
 
@@ -85,6 +89,36 @@ def test_a_draft_has_slots_too(engines: Engines, release: str) -> None:
     found = engines.serve(release, DRAFTS)
     check_same_tokens(found, engines.serve(release, RESIDENT))
     assert found.answer["drafts"]["drafted"]
+
+
+AUTO = (
+    ("kv_cache_memory_bytes", None),
+    ("max_num_batched_tokens", 48),
+    ("enable_prefix_caching", True),
+    ("worker_cls", "proof.e2e.inside.recording.ToldMemoryWorker"),
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("others", "resident"),
+    [
+        ({"tensor_parallel_size": 2}, TWO_RESIDENT),
+        ({"speculative_config": DRAFTS.engine[1][1]}, RESIDENT),
+    ],
+    ids=["two ranks", "drafts"],
+)
+def test_auto_gives_every_layer_and_rank_as_many(
+    others: dict[str, Any], resident: Job, engines: Engines, release: str
+) -> None:
+    """Of what a worker has left, the cache of all requests comes first."""
+    left = (("E2E_MEMORY_LEFT", str(26 << 20)),)
+    auto = cached(-1, **dict(AUTO), **others)
+    job = Job(f"auto, {', '.join(others)}", WAVES, auto.engine, environment=left)
+    found = engines.serve(release, job)
+    check_same_tokens(found, engines.serve(release, resident))
+    (said,) = re.findall(r"Experts on the device: (\d) of 8 a layer", found.log)
+    assert CHOSEN < int(said) <= FLASH.experts
 
 
 @pytest.mark.parametrize(
