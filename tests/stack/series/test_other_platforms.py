@@ -44,7 +44,7 @@ OF_XPU_ALONE = {
     "graph-check",
     "nvfp4-draft",
     "packed-wo-a",
-    "unsupported-models",
+    "policy",
     "v41-indexer",
     "v41-mxfp8",
     "vision-model",

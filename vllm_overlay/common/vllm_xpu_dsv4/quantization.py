@@ -2,12 +2,16 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Which quantizations DeepSeek-V4 runs with on XPU."""
 
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm_xpu_dsv4.releases import QUANTIZATIONS
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 _OWN = ("deepseek_v4_fp8", "fp8")
 # Of compressed-tensors: bits, type and strategy of the weights, and with them the
@@ -27,48 +31,43 @@ _METHODS = {
     "modelopt_fp4": "NVFP4",
     "mxfp4": "experts in MXFP4",
 }
-_SERVED = (
-    "experts in MXFP4",
-    *(name for name, _ in _SCHEMES.values()),
-    "AutoRound",
-    "GPTQ",
-)
 _UNTESTED = (
     "XPU has no tested kernel for such an output projection (wo_a) or such experts"
 )
 
 
-def check_quantization(
-    quant_config: QuantizationConfig | None, served: Collection[str] = _SERVED
-) -> None:
-    """Refuse, before weights are loaded, what stops later or is wrong on XPU.
-
-    Args:
-        quant_config: The checkpoint's, or what the user asks for.
-        served: What this version of vLLM has experts and kernels for, besides
-            DeepSeek's own.
+def check_quantization(vllm_config: "VllmConfig") -> None:
+    """Refuse what stops later or is wrong on XPU, of the checkpoint or of the user.
 
     Raises:
         NotImplementedError: The message names the quantization, the reason and what
             to use.
 
     """
-    if quant_config is None:
+    if vllm_config.quant_config is None:
         return
-    for kind, called in _kinds_of(quant_config):
-        if kind not in served:
-            others = ", ".join(served)
-            also = f" This version of vLLM also serves: {others}." if others else ""
+    described = getattr(vllm_config.model_config.hf_config, "quantization_config", None)
+    for kind, called in _kinds_of(vllm_config.quant_config, described or {}):
+        if kind not in QUANTIZATIONS:
+            others = ", ".join(QUANTIZATIONS)
             raise NotImplementedError(
                 f"DeepSeek-V4 on XPU does not support {called}: {_UNTESTED}. Use "
                 "DeepSeek's own checkpoints: FP8 in blocks, with experts in MXFP4 or "
-                f"FP8.{also}"
+                f"FP8. This version of vLLM also serves: {others}."
             )
 
 
-def _kinds_of(quant_config: QuantizationConfig) -> Iterator[tuple[str | None, str]]:
+def _kinds_of(
+    quant_config: "QuantizationConfig", described: dict[str, Any]
+) -> Iterator[tuple[str | None, str]]:
     """The kinds that must be served, None of what no version serves, each with what
-    the message calls it."""
+    the message calls it.
+
+    Args:
+        quant_config: What vLLM makes of it.
+        described: What `config.json` says of it.
+
+    """
     name = quant_config.get_name()
     online = getattr(quant_config, "online_quantization_config", None)
     if name == "online" or online is not None:
@@ -76,7 +75,7 @@ def _kinds_of(quant_config: QuantizationConfig) -> Iterator[tuple[str | None, st
     elif name in _OWN:
         if not getattr(quant_config, "weight_block_size", None):
             yield None, "FP8 without weight_block_size"
-        if getattr(quant_config, "moe_quant_algo", "") == "NVFP4":
+        if (described.get("moe_quant_algo") or "").upper() == "NVFP4":
             yield "NVFP4", "experts in NVFP4"
     elif name == "compressed-tensors":
         schemes = dict(getattr(quant_config, "target_scheme_map", {}))
@@ -115,7 +114,7 @@ def _is_e8m0(weights: Any) -> bool:
     return is_byte and weights.group_size == _MX_GROUP
 
 
-def _other_than_int4(quant_config: QuantizationConfig) -> str:
+def _other_than_int4(quant_config: "QuantizationConfig") -> str:
     """How a method of integers differs from what was run: symmetric INT4 in GPTQ's
     order, columns in theirs."""
     run = {

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import layout, model_configs
+from helpers import layout
 from safetensors.torch import save_file
+
+from . import starts
 
 
 def transfer(connector: str, **told: Any) -> dict[str, Any]:
@@ -25,7 +27,6 @@ def several(*connectors: str) -> dict[str, Any]:
     return transfer("MultiConnector", kv_connector_extra_config={"connectors": members})
 
 
-SERVED = {"dtype": "bfloat16", "block_size": 256, "kv_cache_dtype": "fp8"}
 REFUSED = {
     "float16": ({"dtype": "float16"}, "--dtype bfloat16"),
     "e5m2 keys": ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype fp8"),
@@ -82,6 +83,7 @@ ACCEPTED: dict[str, tuple[dict[str, Any], str]] = {
         {"enable_expert_parallel": True, "enable_ep_weight_filter": True},
         "",
     ),
+    "experts that stay": ({"enable_expert_parallel": True}, ""),
     "all experts read": (
         {"enable_expert_parallel": True, "expert_placement_strategy": "round_robin"},
         "",
@@ -111,6 +113,15 @@ DSPARK = {
 }
 NO_STAGES = dict.fromkeys(DSPARK)
 DRAFTS = ["mtp"]
+if layout.RELEASE >= (0, 31):
+    REFUSED["experts that move"] = (
+        {
+            "tensor_parallel_size": 2,
+            "enable_expert_parallel": True,
+            "enable_eplb": True,
+        },
+        "Drop --enable-eplb; --enable-expert-parallel works without it",
+    )
 if layout.WITH_XPU_FOLDER:
     DRAFTS.append("dspark")
     staged = {"method": "dspark", "num_speculative_tokens": 3}
@@ -141,26 +152,15 @@ if hasattr(layout.module(layout.MODEL).DeepseekV4ForCausalLM, "supports_pp"):
     )
 
 
-@pytest.fixture(autouse=True)
-def looks_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at a model's class in this process, not in one that imports vLLM anew."""
-    registry = layout.module("vllm.model_executor.models.registry")
-    monkeypatch.setattr(registry, "_run_in_subprocess", lambda look: look())
-
-
 def configured(folder: Path, **options: Any) -> Any:
     """The configuration of a server of a model with three layers, two of which choose
     experts by token id."""
     fields = DSPARK | {"num_hash_layers": 2} | options.pop("fields", {})
-    return model_configs.engine_config(folder, fields, **SERVED | options)
+    return starts.configured(folder, fields, **options)
 
 
 def end_of_configuration(folder: Path, **options: Any) -> str:
-    try:
-        configured(folder, **options)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "a configuration"
+    return starts.end(lambda: configured(folder, **options))
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -189,13 +189,13 @@ def test_what_may_be_asked(
 
 def test_what_is_not_there_is_not_checked(tmp_path: Path) -> None:
     """A configuration without a model, and drafts that no model makes."""
-    module = layout.module("vllm.platforms.xpu_deepseek_v4")
-    module.check_deepseek_v4(SimpleNamespace(model_config=None))
+    module = layout.module("vllm_xpu_dsv4.start")
+    module.check_start(SimpleNamespace(model_config=None, additional_config={}))
     config = configured(tmp_path)
     config.speculative_config = SimpleNamespace(
         method="suffix", draft_model_config=None
     )
-    assert not [reason for check in module.CHECKS if (reason := check(config))]
+    assert not [reason for check in module.V4_CHECKS if (reason := check(config))]
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.hc_head.hc_fn", ATTENTION])
@@ -268,7 +268,7 @@ def test_each_connector_is_served_or_refused(tmp_path: Path) -> None:
     end = end_of_configuration(tmp_path, **transfer("HF3FSKVConnector"))
     assert "HF3FSKVConnector is not" in end, f"the start ends with {end}"
     factory = layout.module("vllm.distributed.kv_transfer.kv_connector.factory")
-    module = layout.module("vllm.platforms.xpu_deepseek_v4")
+    module = layout.module("vllm_xpu_dsv4.connectors")
     known = (*module.CONNECTORS, *module.NO_CONNECTORS, *module.UNTRIED_CONNECTORS)
     assert len(known) == len(set(known))
     unknown = set(factory.KVConnectorFactory._registry) - {*known, "MultiConnector"}
@@ -276,7 +276,7 @@ def test_each_connector_is_served_or_refused(tmp_path: Path) -> None:
     for name in {*module.NO_CONNECTORS, *module.UNTRIED_CONNECTORS}:
         reason = module.not_transferred(name, None, {})
         assert f"{name} is not" in reason
-        members = [{"kv_connector": served} for served in (*module.CONNECTORS, name)]
+        members = [{"kv_connector": it} for it in ("OffloadingConnector", name)]
         told = {"connectors": members}
         assert reason in module.not_transferred("MultiConnector", None, told)
 

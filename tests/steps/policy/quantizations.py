@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The start refuses a quantization that XPU has no kernels for, before it loads
-weights."""
+"""A start refuses a quantization that XPU has no kernels for."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from helpers import layout, model_configs, model_layers, quantizations
+from helpers import layout, quantizations
 from helpers.quantizations import GPTQ, compressed
+
+from . import starts
 
 MODELOPT: dict[str, Any] = {"kv_cache_quant_algo": None, "exclude_modules": []}
 INT8 = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True}
@@ -138,31 +139,19 @@ def is_known(kind: str) -> bool:
     return kind in (known or [it.value for it in SHORTHANDS.OnlineQuantScheme])
 
 
-class Nothing(torch.nn.Module):
-    """In place of attention and experts, which have no part in this."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-
-
-def build(quant_config: Any, monkeypatch: pytest.MonkeyPatch, **described: Any) -> Any:
-    config = model_configs.vllm_config()
+def check(folder: Path, quant_config: Any, **described: Any) -> None:
+    """Start a server of a checkpoint that is quantized in this way."""
+    config = starts.configured(folder, {})
     config.quant_config = quant_config
     config.model_config.hf_config.quantization_config.update(described)
-    model = layout.module(layout.MODEL)
-    monkeypatch.setattr(model, model_layers.attention_class().__name__, Nothing)
-    monkeypatch.setattr(model, "DeepseekV4MoE", Nothing)
-    with model_configs.current(config):
-        return model.DeepseekV4Model(vllm_config=config, prefix="model")
+    starts.check_again(config)
 
 
-@pytest.mark.parametrize("kind", filter(is_known, REFUSED))
-def test_the_model_says_what_and_why(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in REFUSED if is_known(kind)])
+def test_the_start_says_what_and_why(kind: str, tmp_path: Path) -> None:
     _, message = REFUSED[kind]
     with pytest.raises(NotImplementedError, match=message) as refusal:
-        build(quantized(kind), monkeypatch)
+        check(tmp_path, quantized(kind))
     told = str(refusal.value)
     assert "Use DeepSeek's own checkpoints" in told
     listed = set(told.partition("also serves: ")[2].rstrip(".").split(", ")) - {""}
@@ -170,29 +159,29 @@ def test_the_model_says_what_and_why(
     assert listed == {it.removesuffix(" by ModelOpt") for it in served}
 
 
-def nvidias_experts(monkeypatch: pytest.MonkeyPatch) -> Any:
+def nvidias_experts(folder: Path) -> None:
     """DeepSeek's own but for the experts."""
     own = quantizations.config_of(KINDS["DeepSeek's own"][0])
-    return build(own, monkeypatch, moe_quant_algo="NVFP4")
+    check(folder, own, moe_quant_algo="NVFP4")
 
 
 if KINDS["NVFP4"][1]:
 
     @pytest.mark.unchanged
-    def test_experts_in_nvfp4_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
-        assert nvidias_experts(monkeypatch).layers
+    def test_experts_in_nvfp4_are_served(tmp_path: Path) -> None:
+        nvidias_experts(tmp_path)
 
 else:
 
-    def test_experts_in_nvfp4_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_experts_in_nvfp4_are_refused(tmp_path: Path) -> None:
         with pytest.raises(NotImplementedError, match="not support experts in NVFP4:"):
-            nvidias_experts(monkeypatch)
+            nvidias_experts(tmp_path)
 
 
 @pytest.mark.unchanged
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind][1]])
-def test_what_has_kernels_is_built(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert build(quantizations.config_of(KINDS[kind][0]), monkeypatch).layers
+def test_what_has_kernels_is_served(kind: str, tmp_path: Path) -> None:
+    check(tmp_path, quantizations.config_of(KINDS[kind][0]))
 
 
 LACKED = [kind for kind in KINDS if not KINDS[kind][1]]
@@ -200,18 +189,7 @@ if LACKED:
 
     @pytest.mark.parametrize("kind", LACKED)
     def test_what_only_other_releases_serve_is_refused(
-        kind: str, monkeypatch: pytest.MonkeyPatch
+        kind: str, tmp_path: Path
     ) -> None:
         with pytest.raises(NotImplementedError, match="DeepSeek-V4 on XPU does not"):
-            build(quantizations.config_of(KINDS[kind][0]), monkeypatch)
-
-
-if not layout.WITH_XPU_FOLDER:  # one model for all platforms
-
-    @pytest.mark.unchanged
-    def test_other_platforms_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-        model = layout.module(layout.MODEL)
-        another = layout.another_platform(model.current_platform)
-        monkeypatch.setattr(model, "current_platform", another)
-        monkeypatch.setattr(torch.cuda, "Stream", object)
-        assert build(quantized("INT8"), monkeypatch).layers
+            check(tmp_path, quantizations.config_of(KINDS[kind][0]))

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-GATHERED_REQUESTS = 4
-"""`PREFILL_CHUNK_SIZE` of the attention layer."""
-
 
 def stage_starts(vllm_config: "VllmConfig") -> list[int]:
     """The first layer of each pipeline stage but the first."""
@@ -40,23 +37,23 @@ def nvfp4(vllm_config: "VllmConfig") -> str | None:
     )
 
 
-def images(vllm_config: "VllmConfig") -> str | None:
-    multimodal = vllm_config.model_config.multimodal_config
-    if multimodal is None or multimodal.get_limit_per_prompt("image") == 0:
-        return None
-    return (
-        "images are not tested with V4.1. Serve text alone with "
-        """--limit-mm-per-prompt '{"image": 0}', or images with DeepSeek-V4 Vision."""
-    )
-
-
 def speculation(vllm_config: "VllmConfig") -> str | None:
-    if vllm_config.speculative_config is None:
+    speculation = vllm_config.speculative_config
+    if speculation is None:
         return None
-    return (
-        "V4.1's draft (DSpark) is not supported, nor is another with V4.1. Drop "
-        "--speculative-config, or serve DeepSeek-V4 with its draft."
-    )
+    if speculation.method != "dspark":
+        count = getattr(vllm_config.model_config.hf_text_config, "dspark_block_size", 1)
+        own = f'{{"method": "dspark", "num_speculative_tokens": {count}}}'
+        return (
+            f"the drafting method {speculation.method} is not tested with V4.1. Take "
+            f"the checkpoint's own, --speculative-config '{own}'."
+        )
+    if speculation.enable_adaptive_verification:
+        return (
+            "enable_adaptive_verification is not tested with V4.1. Drop it from "
+            "--speculative-config."
+        )
+    return None
 
 
 def connectors(vllm_config: "VllmConfig") -> str | None:
@@ -89,19 +86,18 @@ def data_parallel(vllm_config: "VllmConfig") -> str | None:
 
 
 def gathered_rows(vllm_config: "VllmConfig") -> str | None:
-    """Prefill gathers the entries of up to four requests into one buffer, which at
-    ratio 1 has a row for each token. Kernels address its elements by 32 bits."""
+    """Prefill gathers the entries of a request into a buffer, which at ratio 1 has a
+    row for each token. Kernels address its elements by 32 bits."""
     config = vllm_config.model_config.hf_text_config
     window_and_chunk = (
         config.sliding_window + vllm_config.scheduler_config.max_num_batched_tokens
     )
-    most = 2**31 // (GATHERED_REQUESTS * config.head_dim) - window_and_chunk
+    most = 2**31 // config.head_dim - window_and_chunk
     if vllm_config.model_config.max_model_len <= most:
         return None
     return (
-        f"--max-model-len must be at most {most}, the entries of "
-        f"{GATHERED_REQUESTS} requests would not fit into one buffer of prefill. Lower "
-        "it, or --max-num-batched-tokens."
+        f"--max-model-len must be at most {most}, the entries of a request would not "
+        "fit into the buffer of prefill. Lower it, or --max-num-batched-tokens."
     )
 
 
@@ -136,7 +132,6 @@ def pipeline_stages(vllm_config: "VllmConfig") -> str | None:
 
 CHECKS = (
     nvfp4,
-    images,
     speculation,
     model_runner,
     connectors,
