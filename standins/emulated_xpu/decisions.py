@@ -14,15 +14,22 @@ COMPUTE_UNITS = 64
 """Xe cores of one tile of a Data Center Max 1550."""
 
 
-def wheels_platform() -> type[XPUPlatform]:
-    """The platform that an XPU's server takes: that of the wheel's own plugin, if it
-    has one that is not switched off, else the release's."""
+def plugin() -> bool:
+    """Whether the wheel has a plugin that is not switched off."""
     if importlib.util.find_spec("vllm_xpu_dsv4") is None:
-        return XPUPlatform
+        return False
     import vllm_xpu_dsv4
+
+    return bool(vllm_xpu_dsv4.is_on())
+
+
+def wheels_platform() -> type[XPUPlatform]:
+    """The platform that an XPU's server takes: the plugin's, else the release's."""
+    if not plugin():
+        return XPUPlatform
     from vllm_xpu_dsv4.platform import DeepSeekV4XPUPlatform
 
-    return DeepSeekV4XPUPlatform if vllm_xpu_dsv4.is_on() else XPUPlatform
+    return DeepSeekV4XPUPlatform
 
 
 class XpuDecisions(wheels_platform()):  # type: ignore[misc]

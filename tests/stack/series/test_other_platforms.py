@@ -41,7 +41,6 @@ PACKAGED = re.compile(rb'\+ +"[\w/.*]+",\n')
 OF_XPU_ALONE = {
     "checkpoint-layouts",
     "experts",
-    "graph-check",
     "nvfp4-draft",
     "packed-wo-a",
     "policy",

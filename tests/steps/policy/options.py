@@ -113,15 +113,6 @@ DSPARK = {
 }
 NO_STAGES = dict.fromkeys(DSPARK)
 DRAFTS = ["mtp"]
-if layout.RELEASE >= (0, 31):
-    REFUSED["experts that move"] = (
-        {
-            "tensor_parallel_size": 2,
-            "enable_expert_parallel": True,
-            "enable_eplb": True,
-        },
-        "Drop --enable-eplb; --enable-expert-parallel works without it",
-    )
 if layout.WITH_XPU_FOLDER:
     DRAFTS.append("dspark")
     staged = {"method": "dspark", "num_speculative_tokens": 3}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM takes the plugin where it finds an XPU, and another platform's before it."""
 
+import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
@@ -73,3 +74,28 @@ def test_the_platform_of_this_run_derives_from_it() -> None:
     names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(running).__mro__]
     assert PLATFORM in names, f"the start ends with {names}"
     assert "vllm.platforms.xpu.XPUPlatform" in names
+
+
+def test_what_it_says_is_in_vllms_log() -> None:
+    """vLLM prints what loggers below its own say."""
+    said = layout.module("vllm_xpu_dsv4.start").logger
+    assert said.name.startswith("vllm.")
+
+
+def test_its_variable_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM may end a start with a variable of its own prefix that it does not know."""
+    running = layout.module("vllm.platforms").current_platform
+    if not hasattr(running, "validate_environ"):
+        return
+    for name in list(os.environ):
+        if name.startswith("VLLM_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("VLLM_XPU_GRAPH_CHECK", "stop")
+    try:
+        running.validate_environ(hard_fail=True)
+    except ValueError as error:
+        pytest.fail(f"the start ends with {error}")
+    assert os.environ["VLLM_XPU_GRAPH_CHECK"] == "stop"
+    monkeypatch.setenv("VLLM_XPU_OTHER", "1")
+    with pytest.raises(ValueError, match="VLLM_XPU_OTHER"):
+        running.validate_environ(hard_fail=True)

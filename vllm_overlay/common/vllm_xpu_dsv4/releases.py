@@ -12,6 +12,8 @@ SERVES_NIXL = RELEASE >= (0, 31)
 """Every byte that NIXL brings is the sender's."""
 LISTS_BALANCED_EXPERTS = RELEASE >= (0, 31)
 """The configuration takes EPLB, of which XPU's model does nothing."""
+COMPARES_GRAPHS = RELEASE >= (0, 31)
+"""XPU captures graphs of this model."""
 ALL_QUANTIZATIONS = (
     "experts in MXFP4",
     "FP8 by rows",

@@ -12,7 +12,7 @@ from vllm_xpu_dsv4.tensor_names import tensor_names
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.plugins.xpu_dsv4")
 
 CHECKED = "xpu_dsv4_checked"
 """Of `additional_config`, which vLLM keeps for platforms and takes along where it makes
@@ -53,6 +53,14 @@ V41_CHECKS: tuple[Check, ...] = (
 )
 
 
+def model_of(vllm_config: "VllmConfig") -> str | None:
+    """The name of the model, if it is one that this package knows."""
+    config = vllm_config.model_config
+    if config is None:
+        return None
+    return MODELS.get(getattr(config.hf_text_config, "model_type", ""))
+
+
 def check_start(vllm_config: "VllmConfig") -> None:
     """Refuse what the model cannot serve; other models pass.
 
@@ -65,10 +73,7 @@ def check_start(vllm_config: "VllmConfig") -> None:
         NotImplementedError: the same of experts that move, and of a quantization.
 
     """
-    config, given = vllm_config.model_config, vllm_config.additional_config
-    if config is None:
-        return
-    model = MODELS.get(getattr(config.hf_text_config, "model_type", ""))
+    model, given = model_of(vllm_config), vllm_config.additional_config
     if model is None or (isinstance(given, dict) and CHECKED in given):
         return
     logger.info_once(

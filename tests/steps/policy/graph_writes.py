@@ -17,8 +17,9 @@ from helpers.captured_graphs import (
     other_state,
     small_number,
     stale_pointer,
+    start,
 )
-from helpers.graph_verdicts import LOGGER, NO_CASE, heard, other_rank
+from helpers.graph_verdicts import CHECK, NO_CASE, heard, other_rank
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_the_first_layer_that_differs_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runner = make(version, plant, monkeypatch)
-    assert runner.capture_model() == 1
+    assert start(runner) == 1
     assert not runner.has_graphs()
     assert layers in said.text, "no layer is named"
 
@@ -56,7 +57,7 @@ def test_a_graph_whose_caches_alone_differ_is_dropped(
 ) -> None:
     """Later steps read them."""
     runner = make(version, other_state, monkeypatch)
-    assert runner.capture_model() == 1
+    assert start(runner) == 1
     assert not runner.has_graphs(), "the graph that differs is still there"
     assert "off by 0 of its norm" in said.text and f"up to {STATE}" in said.text
 
@@ -66,7 +67,7 @@ def test_caches_that_agree_are_said(
     version: int, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make(version, None, monkeypatch)
-    assert runner.capture_model() == 1
+    assert start(runner) == 1
     assert runner.has_graphs()
     assert "the caches of 6 batches are the same" in said.text, "no cache was compared"
 
@@ -77,7 +78,7 @@ def test_no_mode_serves_from_memory_that_replays_wrote_to(
 ) -> None:
     runner = make(version, moved_scratch, monkeypatch)
     with pytest.raises(RuntimeError, match="Start with --enforce-eager") as raised:
-        runner.capture_model()
+        start(runner)
     assert "first after the input, up to model.layers.0" in str(raised.value)
 
 
@@ -88,12 +89,12 @@ def test_every_rank_ends_where_one_has_damaged_memory(
     runner = make(version, None, monkeypatch)
     other_rank(monkeypatch, first=NO_CASE, same=0)
     with pytest.raises(RuntimeError, match="Start with --enforce-eager"):
-        runner.capture_model()
+        start(runner)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
 def test_every_byte_of_a_page_counts(dtype: torch.dtype) -> None:
-    digests = layout.module(f"{LOGGER}_writes").page_digests
+    digests = layout.module(f"{CHECK}_writes").page_digests
     pages = torch.arange(3 * 64, dtype=torch.uint8).view(3, 64)
     expected = digests(pages.view(dtype))
     for place in (0, 17, 63):

@@ -3,7 +3,8 @@
 """Steps of a model runner as the scheduler's, by graphs or not, and what they gave."""
 
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,34 +15,45 @@ from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import get_pp_group
 from vllm.sequence import IntermediateTensors
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
-from vllm.v1.worker.xpu_graph_check_cases import Case, random_tokens
-from vllm.v1.worker.xpu_graph_check_twins import eager_twin, without_graphs
+from vllm_xpu_dsv4.graph_check_cases import Case, random_tokens
+from vllm_xpu_dsv4.graph_check_drafts import (
+    DraftGraphs,
+    Drafts,
+    num_draft_tokens,
+    row_error,
+)
+from vllm_xpu_dsv4.graph_check_twins import eager_twin, without_graphs
+from vllm_xpu_dsv4.graph_check_writes import Digests, written
 
+DRAFT_TOKENS = "the tokens of drafts"
 # Requests, and how many tokens behind the computed ones a step computes of each.
 Scheduled = list[tuple[NewRequestData, int]]
 
 
 class Outcome(NamedTuple):
-    """What a step computed: hidden states, `[num_tokens, hidden_size]` in float32, and
-    the graph that it took, where the runner says so."""
+    """What a step computed: hidden states, `[num_tokens, hidden_size]` in float32, the
+    graph that it took, where the runner says so, what it wrote to the caches, and its
+    drafts, where the case has them."""
 
     rows: torch.Tensor
     stat: CUDAGraphStat | None
+    digests: Digests = {}
+    drafts: Drafts | None = None
 
     def error(self, expected: "Outcome") -> float:
         """The largest distance of a row from the expected one, relative to its norm."""
-        distances = (self.rows - expected.rows).norm(dim=1)
-        errors = distances / expected.rows.norm(dim=1)
-        # NaN is largest: it is no agreement.
-        errors = errors.where(distances != 0, 0.0).nan_to_num(nan=float("inf"))
-        return float(errors.max())
+        error = row_error(self.rows, expected.rows)
+        if self.drafts is not None and expected.drafts is not None:
+            error = max(error, self.drafts.error(expected.drafts))
+        return error
 
 
 class Steps:
     """Runs steps of one model runner, of either version."""
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, drafts: DraftGraphs) -> None:
         self.runner = runner
+        self.drafts = drafts
         self.running: set[str] = set()
 
     def finish(self) -> None:
@@ -61,7 +73,9 @@ class Steps:
                 (continued(request, after, start), counts[request.req_id])
                 for request, start in reversed(starts.values())
             ]
-            self._step(scheduled, without_graphs(self.runner))
+            context = self._eager(without_graphs(self.runner))
+            self._step(scheduled, context, proposes=bool(self.drafts.managers))
+        self.drafts.sizes.clear()
 
     def run(self, case: Case, seed: int, eager: bool = False) -> Outcome:
         """Run a case's batch with the tokens that `seed` gives."""
@@ -74,12 +88,25 @@ class Steps:
         # Version 2 takes a prompt's last token and drafts for a decode step.
         version_2 = getattr(self.runner, "cudagraph_manager", None) is not None
         decodes = version_2 and case.mode != CUDAGraphMode.PIECEWISE
-        return self._step(
+        outcome = self._step(
             scheduled,
-            eager_twin(self.runner, case.mode) if eager else nullcontext(),
+            self._eager(eager_twin(self.runner, case.mode)) if eager else nullcontext(),
             spec_tokens=new - 1 if decodes else 0,
             graph_tokens=case.graph_tokens,
+            proposes=case.drafts,
         )
+        if outcome.drafts is not None:
+            new += num_draft_tokens(self.runner)
+        digests = written(self.runner, case.requests, new)
+        if outcome.drafts is not None:
+            digests[DRAFT_TOKENS] = outcome.drafts.tokens
+        return outcome._replace(digests=digests)
+
+    @contextmanager
+    def _eager(self, context: AbstractContextManager[None]) -> Iterator[None]:
+        """Eager drafts as well."""
+        with context, self.drafts.replaced_by_twins():
+            yield
 
     def _step(
         self,
@@ -87,6 +114,7 @@ class Steps:
         context: AbstractContextManager[None],
         spec_tokens: int = 0,
         graph_tokens: int = 0,
+        proposes: bool = False,
     ) -> Outcome:
         """Run one step as the scheduler's; nothing is sampled."""
         counts = {request.req_id: count for request, count in scheduled}
@@ -102,9 +130,13 @@ class Steps:
         received = None
         if not get_pp_group().is_first_rank:
             received = self._intermediate_tensors(max(num_tokens, graph_tokens))
+        proposed = None
         with context:
             result = self.runner.execute_model(output, received)
             state = self.runner.execute_model_state
+            if proposes:
+                sampled = random_tokens(self.runner, len(counts), seed=len(counts))
+                proposed = self.drafts.propose(state, spec_tokens, sampled)
             self.runner.execute_model_state = None
         if isinstance(result, IntermediateTensors):
             rows = [t[:num_tokens].flatten(1) for t in result.tensors.values()]
@@ -114,7 +146,7 @@ class Steps:
             rows = [torch.empty(0, 0)]
         # A copy, as the next replay writes to the same memory.
         copied = torch.cat(rows, dim=1).float().clone()
-        return Outcome(copied, state and state.cudagraph_stats)
+        return Outcome(copied, state and state.cudagraph_stats, drafts=proposed)
 
     def _intermediate_tensors(self, num_tokens: int) -> IntermediateTensors:
         """Random input of a later pipeline stage, the same on all its ranks."""

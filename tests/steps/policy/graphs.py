@@ -3,6 +3,7 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +20,11 @@ from helpers.captured_graphs import (
     moved_index,
     small_number,
     stale_pointer,
+    start,
 )
-from helpers.graph_verdicts import LOGGER, heard, other_rank
+from helpers.graph_verdicts import CHECK, heard, other_rank
+
+from . import starts
 
 
 @pytest.fixture
@@ -40,7 +44,7 @@ def test_a_graph_that_differs_is_named_and_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runner = make(version, plant, monkeypatch)
-    assert runner.capture_model() == 1
+    assert start(runner) == 1
     assert not runner.has_graphs(), "the graph that differs is still there"
     assert "graph of 1 tokens" in said.text
 
@@ -50,7 +54,7 @@ def test_graphs_that_agree_stay(
     version: int, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make(version, None, monkeypatch)
-    assert runner.capture_model() == 1
+    assert start(runner) == 1
     assert runner.replays == 2 * len(SIZES), "no graph was compared"
     assert runner.has_graphs()
     assert "6 batches are the same" in said.text
@@ -64,7 +68,7 @@ def test_the_start_ends_if_it_must(
     monkeypatch.setenv("VLLM_XPU_GRAPH_CHECK", "stop")
     runner = make(version, stale_pointer, monkeypatch)
     with pytest.raises(RuntimeError, match=r"graph of 1 tokens .* differs"):
-        runner.capture_model()
+        start(runner)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -74,13 +78,13 @@ def test_a_graph_that_differs_on_another_rank_is_dropped_here_too(
     """Ranks of which one replays and one does not would wait for each other."""
     runner = make(version, None, monkeypatch)
     other_rank(monkeypatch, first=2)
-    assert runner.capture_model() == 1
+    assert start(runner) == 1
     assert not runner.has_graphs(), "this rank went by its own verdict"
     assert "graph of 2 tokens" in said.text
 
 
 def outcome(rows: torch.Tensor) -> Any:
-    return layout.module(f"{LOGGER}_steps").Outcome(rows, None)
+    return layout.module(f"{CHECK}_steps").Outcome(rows, None)
 
 
 def test_rows_of_zeros_agree() -> None:
@@ -104,7 +108,7 @@ def test_eager_steps_that_differ_from_themselves_are_said(
         return rows + 1e-2 * torch.rand(rows.shape, generator=noise)
 
     runner.model_under_test.run = computed
-    runner.capture_model()
+    start(runner)
     assert runner.has_graphs()
     assert "an eager step run again by 0.0" in said.text
 
@@ -116,8 +120,33 @@ def test_nothing_runs_where_it_is_off(
 ) -> None:
     monkeypatch.setenv("VLLM_XPU_GRAPH_CHECK", "off")
     runner = make(version, stale_pointer, monkeypatch)
-    assert runner.capture_model() == 1
+    assert start(runner) == 1
     assert runner.has_graphs() and runner.steps == 0
+
+
+def test_a_word_that_the_check_does_not_know(
+    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_XPU_GRAPH_CHECK", "on")
+    with pytest.raises(ValueError, match="Use one of: fallback, stop, off"):
+        start(make(1, None, monkeypatch))
+
+
+def test_its_worker_is_named_for_this_model_alone(tmp_path: Path) -> None:
+    """A worker that somebody names stays, as the emulation's does."""
+    platform = layout.module("vllm_xpu_dsv4.platform").DeepSeekV4XPUPlatform
+    config = starts.configured(tmp_path, {})
+    for model, named, wanted in (
+        ("deepseek_v4", "auto", "vllm_xpu_dsv4.worker.DeepSeekV4XPUWorker"),
+        ("deepseek_v4", "somebodys.Worker", "somebodys.Worker"),
+        ("llama", "auto", "vllm.v1.worker.xpu_worker.XPUWorker"),
+    ):
+        config.model_config.hf_text_config.model_type = model
+        config.parallel_config.worker_cls = named
+        platform.check_and_update_config(config)
+        assert config.parallel_config.worker_cls == wanted
+    worker = layout.module("vllm_xpu_dsv4.worker").DeepSeekV4XPUWorker
+    assert issubclass(worker, layout.module("vllm.v1.worker.xpu_worker").XPUWorker)
 
 
 class Recurrent(layout.module("vllm.model_executor.layers.mamba.abstract").MambaBase):  # type: ignore[misc]
@@ -155,5 +184,5 @@ def test_a_hybrid_model_starts(
     runner.kv_cache_config.kv_cache_groups.append(
         SimpleNamespace(kv_cache_spec=spec, layer_names=[name])
     )
-    assert runner.capture_model() == 1
+    assert start(runner) == 1
     assert runner.has_graphs() and runner.steps == 0

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from helpers import draft_graphs, layout
-from helpers.captured_graphs import STATE, Plant, make
-from helpers.graph_verdicts import LOGGER, heard, other_rank
+from helpers.captured_graphs import STATE, Plant, make, start
+from helpers.graph_verdicts import CHECK, heard, other_rank
 
 KINDS = draft_graphs.OneByOne, draft_graphs.AllAtOnce
 
@@ -44,7 +44,7 @@ def test_a_graph_of_drafts_that_differs_is_named_and_dropped(
 ) -> None:
     """The model verifies drafts, so that its own steps are right."""
     runner = make(2, plant, monkeypatch, kind)
-    assert runner.capture_model() == 1
+    assert start(runner) == 1
     managers = [runner.cudagraph_manager, *managers_of(runner.speculator)]
     for manager in managers:
         assert not manager.graphs, "the graph that differs is still there"
@@ -59,7 +59,7 @@ def test_graphs_of_drafts_that_agree_stay(
     """Each size is replayed once, by as many requests as it has, also where the
     model's graphs are of other numbers of requests."""
     runner = make(2, None, monkeypatch, kind)
-    assert runner.capture_model() == 1
+    assert start(runner) == 1
     for manager in managers_of(runner.speculator):
         sizes = {desc.num_reqs for desc in manager.graphs}
         assert sizes <= set(manager.replayed), "no graph was compared"
@@ -75,7 +75,7 @@ def test_graphs_of_drafts_that_differ_on_another_rank_are_dropped_here_too(
 ) -> None:
     runner = make(2, None, monkeypatch, draft_graphs.OneByOne)
     other_rank(monkeypatch, first=6)
-    assert runner.capture_model() == 1
+    assert start(runner) == 1
     managers = [runner.cudagraph_manager, *managers_of(runner.speculator)]
     assert not any(m.graphs for m in managers), "this rank went by its own verdict"
     assert f"graph of drafts for {draft_graphs.MOST} requests differs" in said.text
@@ -83,7 +83,7 @@ def test_graphs_of_drafts_that_differ_on_another_rank_are_dropped_here_too(
 
 def test_rows_behind_other_draft_tokens_are_not_compared() -> None:
     """They are only if all requests have others."""
-    drafts = layout.module(f"{LOGGER}_drafts").Drafts
+    drafts = layout.module(f"{CHECK}_drafts").Drafts
     tokens, rows = torch.tensor([[1, 2], [3, 4]]), torch.ones(2, 3)
     expected = drafts(tokens, rows)
     other = drafts(torch.tensor([[1, 2], [3, 5]]), rows + torch.tensor([[0], [9]]))

@@ -11,8 +11,9 @@ from vllm.config import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.sched.output import NewRequestData
+from vllm_xpu_dsv4.graph_check_drafts import DraftGraphs, num_draft_tokens
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.plugins.xpu_dsv4")
 
 # Tokens in the cache before the step, by turns. The long ones end a page, and an
 # entry of each compressed cache. The first request has more, so that indexers choose.
@@ -25,28 +26,34 @@ MAX_TOKEN_ID = 1000
 
 
 class Case(NamedTuple):
-    """A captured graph, and a batch that is replayed by it."""
+    """A captured graph, and a batch that is replayed by it. `drafts` tells whether the
+    drafts that follow are compared; in mode NONE they alone come to a graph."""
 
     mode: CUDAGraphMode
     graph_tokens: int
     requests: list[NewRequestData]
     num_new_tokens: int
     inputs: str
+    drafts: bool = False
 
     def __str__(self) -> str:
+        if self.mode == CUDAGraphMode.NONE:
+            return f"graph of drafts for {len(self.requests)} requests"
         return f"{self.mode.name} graph of {self.graph_tokens} tokens ({self.inputs})"
 
 
 class Cases:
     """Builds the cases of one model runner, of either version."""
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, drafts: DraftGraphs) -> None:
         self.runner = runner
+        self.drafts = drafts
         self.next_block = 1  # Block 0 is the null block.
 
     def build(self) -> tuple[list[NewRequestData], list[Case]]:
         """The requests whose contexts must come to the cache, and two batches for each
-        size of decode graphs and a prompt for each other size."""
+        size of decode graphs, one for each other size of drafts, and a prompt for each
+        other size."""
         if (manager := getattr(self.runner, "cudagraph_manager", None)) is not None:
             descs = manager._capture_descs
         else:
@@ -56,8 +63,11 @@ class Cases:
             for mode in (CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE)
         )
         full = [d for d in full if d.num_tokens % d.num_reqs == 0]
-        most = max((d.num_tokens // d.num_reqs for d in full), default=0)
-        pool = self._requests(max((d.num_reqs for d in full), default=0), most)
+        counts = {d.num_reqs for _, d in self.drafts.descs(CUDAGraphMode.FULL)}
+        room = num_draft_tokens(self.runner)
+        most = max((d.num_tokens // d.num_reqs for d in full), default=room + 1)
+        count = max({*counts, *(d.num_reqs for d in full)}, default=0)
+        pool = self._requests(count, most + room)
         cases, previous = [], 0
         for desc in full:
             if desc.num_reqs > len(pool):
@@ -70,15 +80,40 @@ class Cases:
             fewer = case._replace(requests=few, inputs="fewer requests, other inputs")
             cases += [case, fewer]
             previous = desc.num_reqs
-        return pool, [*cases, *self._prompts([d.num_tokens for d in prompts])]
+        # Stages without drafts have the same cases up to the last ones.
+        more = self._of_drafts(cases, counts, pool, most)
+        return pool, [*cases, *self._prompts([d.num_tokens for d in prompts]), *more]
+
+    def _of_drafts(
+        self, cases: list[Case], counts: set[int], pool: list[NewRequestData], new: int
+    ) -> list[Case]:
+        """Compare drafts in one case for each number of requests that fills a graph of
+        theirs, as logits of fewer rows may be rounded in another way. Returns the
+        cases that are missing for that."""
+        for i, case in enumerate(cases):
+            count = len(case.requests)
+            if count in counts and case.num_new_tokens == new:
+                counts = counts - {count}
+                cases[i] = case._replace(drafts=True)
+        more = []
+        for count in sorted(n for n in counts if n <= len(pool)):
+            graph = next((c for c in cases if c.graph_tokens >= count * new), None)
+            mode = graph.mode if graph else CUDAGraphMode.NONE
+            size = graph.graph_tokens if graph else count * new
+            more.append(Case(mode, size, pool[:count], new, "requests of drafts", True))
+        return more
 
     def _prompts(self, sizes: list[int]) -> list[Case]:
         """A prompt for each graph in pieces."""
-        sizes = [size for size in sizes if size < self.runner.max_model_len]
-        if not sizes or not (prompt := self._request([], max(sizes))):
+        compared = bool(self.drafts.descs(CUDAGraphMode.PIECEWISE))
+        room = num_draft_tokens(self.runner)
+        sizes = [size for size in sizes if size < self.runner.max_model_len - room]
+        if not sizes or not (prompt := self._request([], max(sizes) + room)):
             return []
         mode = CUDAGraphMode.PIECEWISE
-        return [Case(mode, size, [prompt], size, "a prompt") for size in sizes]
+        return [
+            Case(mode, size, [prompt], size, "a prompt", compared) for size in sizes
+        ]
 
     def _requests(self, count: int, room: int) -> list[NewRequestData]:
         """Requests with `room` tokens behind the context, as many as find blocks."""

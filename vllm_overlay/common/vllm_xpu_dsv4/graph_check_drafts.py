@@ -11,7 +11,7 @@ import torch
 
 from vllm.config import CUDAGraphMode
 from vllm.v1.worker.workspace import use_workspace_lane
-from vllm.v1.worker.xpu_graph_check_twins import replaced
+from vllm_xpu_dsv4.graph_check_twins import replaced
 
 # The function that each manager of a speculator captures.
 CAPTURED_BY = {
