@@ -23,7 +23,7 @@ def plugin() -> bool:
     return bool(vllm_xpu_dsv4.is_on())
 
 
-def wheels_platform() -> type[XPUPlatform]:
+def wheels_platform() -> Any:
     """The platform that an XPU's server takes: the plugin's, else the release's."""
     if not plugin():
         return XPUPlatform
