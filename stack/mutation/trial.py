@@ -18,7 +18,7 @@ from stack.core.files import link_or_copy
 from stack.core.process import clean_environment
 from stack.forks.server import Server
 from stack.mutation.mutants import Mutant, mutants
-from stack.series.tree import KERNEL_HOME, Step, StepTree
+from stack.series.tree import KERNEL_HOME, PLUGIN_HOME, Step, StepTree
 from stack.steptest.environment import NOT_COMPILED, vllm_variables
 from stack.steptest.material import PLUGIN, Material
 from stack.steptest.server import ENVIRONMENT
@@ -72,7 +72,7 @@ def planted(store: Store, tree: StepTree) -> Iterator[Planted]:
 
 def _is_ours(path: str) -> bool:
     """Whether a module is installed, which vLLM's own tests are not, and no kernel."""
-    installed = path.startswith("vllm/") and path.endswith(".py")
+    installed = path.startswith(("vllm/", f"{PLUGIN_HOME}/")) and path.endswith(".py")
     return installed and not path.startswith(f"{KERNEL_HOME}/")
 
 

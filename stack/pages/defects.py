@@ -113,7 +113,7 @@ def observations(project: Project, cache: Cache) -> list[Observation]:
 
 def _observation(defect: Defect, release: str, proof: Proof | None) -> Observation:
     """What the tests of a step observed; `proof` is None where there is no step."""
-    if proof is None:
+    if proof is None or release in defect.elsewhere:
         why = defect.elsewhere.get(release, "no such step")
         return Observation(defect.id, defect.what, release, why, "", "")
     figures = [

@@ -199,7 +199,8 @@ def _brought(step: Step, new_files: NewFiles, used: set[Path]) -> Iterator[Serie
                 hint=f"sed -i 's/\\r$//' {shlex.quote(str(new_file.source))}",
             )
     lines = changed_lines(step) + new_file_lines(files)
-    if lines > LARGE:
+    asked = not step.trailers.upstream_status.startswith("Inappropriate")
+    if asked and lines > LARGE:
         yield Advice(
             f"{lines} changed lines outside kernels and tests, more than {LARGE}:"
             " upstream asks for an RFC",

@@ -17,6 +17,8 @@ from stack.series.order import BASE_ALONE
 
 KERNEL_HOME = "vllm/model_executor/kernels/xpu_dsv4"
 """Where kernels lie in vLLM."""
+PLUGIN_HOME = "vllm_xpu_dsv4"
+"""Where this stack's plugin lies, beside vLLM."""
 KEYS = {
     "Upstream-Status": "upstream_status",
     "Related": "related",

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decisions of a platform that says XPU, on whatever device its tensors are."""
+"""The decisions of a platform that says XPU, on whatever device its tensors are.
 
+vLLM takes one platform plugin. Where the wheel has this stack's, which refuses what an
+XPU cannot serve, the emulation derives from its class.
+"""
+
+import importlib.util
 from typing import Any
 
 from vllm.platforms.xpu import XPUPlatform
@@ -9,7 +14,25 @@ COMPUTE_UNITS = 64
 """Xe cores of one tile of a Data Center Max 1550."""
 
 
-class XpuDecisions(XPUPlatform):
+def plugin() -> bool:
+    """Whether the wheel has a plugin that is not switched off."""
+    if importlib.util.find_spec("vllm_xpu_dsv4") is None:
+        return False
+    import vllm_xpu_dsv4
+
+    return bool(vllm_xpu_dsv4.is_on())
+
+
+def wheels_platform() -> Any:
+    """The platform that an XPU's server takes: the plugin's, else the release's."""
+    if not plugin():
+        return XPUPlatform
+    from vllm_xpu_dsv4.platform import DeepSeekV4XPUPlatform
+
+    return DeepSeekV4XPUPlatform
+
+
+class XpuDecisions(wheels_platform()):  # type: ignore[misc]
     """The release's own XPU platform, but for what it would ask a device.
 
     `OWN_ANSWERS` lists what this class and those below it answer themselves, and why.

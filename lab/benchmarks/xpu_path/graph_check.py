@@ -22,7 +22,8 @@ import torch
 HOME = "standins.emulated_xpu.on_cuda.environment"
 importlib.import_module(HOME)
 
-CHECK = "vllm.v1.worker.xpu_graph_check"
+CHECK = "vllm.plugins.xpu_dsv4"
+"""The logger of the plugin, which has the check."""
 LAYER = 1
 """The layer in which faults are planted."""
 ENGINE = {
@@ -146,11 +147,11 @@ def scale_by_host(runner: Any) -> None:
 def plant(fault: str, said: list[str], seconds: list[float]) -> None:
     """Plant a fault between the capture and the check; keep what the check says, and
     the time that it takes."""
-    from vllm.v1.worker import xpu_model_runner
+    import vllm_xpu_dsv4.worker as plugin
 
     from standins.emulated_xpu.on_cuda import worker
 
-    check = xpu_model_runner.check_captured_graphs
+    check = plugin.check_captured_graphs
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore
 
@@ -165,7 +166,7 @@ def plant(fault: str, said: list[str], seconds: list[float]) -> None:
         finally:
             seconds.append(time.monotonic() - started)
 
-    xpu_model_runner.check_captured_graphs = planted
+    plugin.check_captured_graphs = planted
     if FAULTS.get(fault) is not host_value:
         return
     for runner in (worker._Runner, worker._RunnerV2):

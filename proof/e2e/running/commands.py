@@ -14,13 +14,18 @@ LIMIT = 600.0
 
 
 def ends(
-    engines: Engines, release: str, work: Path, commands: Mapping[str, Sequence[str]]
+    engines: Engines,
+    release: str,
+    work: Path,
+    commands: Mapping[str, Sequence[str]],
+    **more: str,
 ) -> dict[str, str]:
     """How each ends before a worker starts: "" or the message.
 
     Args:
         work: an empty folder.
         commands: by name, the arguments behind `vllm serve`; the model is a folder.
+        more: variables besides a server's.
 
     Raises:
         RuntimeError: none could be configured; the message is the end of the output.
@@ -31,7 +36,7 @@ def ends(
         done = runner.run(
             [sys.executable, "-m", "proof.e2e.inside.configure", str(job), str(answer)],
             cwd=work,
-            env=server_environment(engines, release),
+            env=server_environment(engines, release) | more,
             timeout=LIMIT,
         )
     if done.returncode or not answer.is_file():

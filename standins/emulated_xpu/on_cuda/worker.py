@@ -12,9 +12,24 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.workspace import init_workspace_manager
 from vllm.v1.worker.xpu_model_runner import XPUModelRunner, XPUModelRunnerV2
 
+from standins.emulated_xpu.decisions import plugin
 
-class XpuPathOnCudaWorker(Worker):
-    """Does what XPUWorker does, on the GPU of the rank's number.
+
+def workers_checks() -> tuple[type, ...]:
+    """What the wheel's plugin, if it is on, puts before the class of a worker."""
+    if not plugin():
+        return ()
+    from vllm_xpu_dsv4.releases import COMPARES_GRAPHS
+
+    if not COMPARES_GRAPHS:
+        return ()
+    from vllm_xpu_dsv4.worker import ChecksGraphs
+
+    return (ChecksGraphs,)
+
+
+class XpuPathOnCudaWorker(*workers_checks(), Worker):  # type: ignore[misc]
+    """Does what the worker of an XPU does, on the GPU of the rank's number.
 
     The base class profiles, allocates the paged caches, captures graphs and runs the
     steps.

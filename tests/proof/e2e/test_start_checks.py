@@ -47,6 +47,14 @@ def test_the_start_names_the_option(found: dict[str, str], options: str) -> None
     assert f"DeepSeek V4 on XPU: {REFUSED[options]} not " in found[options]
 
 
+def test_the_switch_leaves_the_options_to_vllm(
+    engines: Engines, release: str, tmp_path: Path
+) -> None:
+    commands = {"float16": [str(engines.published), "--dtype", "float16"]}
+    found = ends(engines, release, tmp_path, commands, XPU_DSV4_POLICY="0")
+    assert found == {"float16": ""}
+
+
 @pytest.mark.serves(MIXED, UNNAMED)
 def test_keys_whose_type_is_left_open(engines: Engines, release: str) -> None:
     check_same_tokens(engines.serve(release, UNNAMED), engines.serve(release, MIXED))

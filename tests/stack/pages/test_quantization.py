@@ -11,7 +11,7 @@ from stack.core.rows import read_rows
 
 ROOT = Path(__file__).parents[3]
 ROWS = read_rows(ROOT / "docs/data/quantization.csv")
-REFUSED = ROOT / "tests/steps/test_quantization_refusal.py"
+REFUSED = ROOT / "tests/steps/policy/quantizations.py"
 SERVED = ROOT / "tests/steps/helpers/quantizations.py"
 NAMES = load(Project(ROOT)).names
 

@@ -41,10 +41,9 @@ PACKAGED = re.compile(rb'\+ +"[\w/.*]+",\n')
 OF_XPU_ALONE = {
     "checkpoint-layouts",
     "experts",
-    "graph-check",
     "nvfp4-draft",
     "packed-wo-a",
-    "unsupported-models",
+    "policy",
     "v41-indexer",
     "v41-mxfp8",
     "vision-model",

@@ -7,6 +7,7 @@ from these, on as many rows as the graph has. The runner's `capture_model` is th
 one, with a small model of three layers and paged caches behind `execute_model`.
 """
 
+import importlib.util
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -332,6 +333,28 @@ def make(
             self.speculator = drafts and drafts(self)
 
     return Runner()
+
+
+class Warmed:
+    """What stands for vLLM's worker: it captures at the end of its warm-up."""
+
+    def __init__(self, runner: Any) -> None:
+        self.model_runner = runner
+        self.model_config = SimpleNamespace(enforce_eager=False)
+
+    def compile_or_warm_up_model(self) -> int:
+        captured: int = self.model_runner.capture_model()
+        return captured
+
+
+def start(runner: Any) -> int:
+    """The end of a worker's start, with the check that the wheel has, if it has one."""
+    kinds: tuple[type, ...] = (Warmed,)
+    if importlib.util.find_spec("vllm_xpu_dsv4"):
+        kinds = (layout.module("vllm_xpu_dsv4.worker").ChecksGraphs, Warmed)
+    worker: Any = type("Worker", kinds, {})(runner)
+    captured: int = worker.compile_or_warm_up_model()
+    return captured
 
 
 def stale_pointer(model: Model) -> None:

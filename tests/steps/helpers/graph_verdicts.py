@@ -12,7 +12,8 @@ from vllm.config import VllmConfig
 
 from helpers import model_configs
 
-LOGGER = "vllm.v1.worker.xpu_graph_check"
+CHECK = "vllm_xpu_dsv4.graph_check"
+LOGGER = "vllm.plugins.xpu_dsv4"
 NO_CASE = 1 << 30
 """A rank's word that no case differs."""
 

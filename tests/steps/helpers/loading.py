@@ -45,7 +45,8 @@ def model_classes() -> dict[str, Any]:
     return {
         name: kind
         for name, kind in found.items()
-        if not any(base.__name__ == "UnsupportedModel" for base in kind.__mro__)
+        # Else another platform's, or a stub.
+        if not layout.WITH_XPU_FOLDER or ".xpu." in kind.__module__
     }
 
 

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server of DeepSeek-V4 on XPU takes pages by NIXL where they were compared."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import layout
+
+from . import starts
+
+NAMES = ["NixlConnector", "NixlPullConnector"]
+MTP = {"method": "mtp", "num_speculative_tokens": 1}
+DSPARK = {"method": "dspark", "num_speculative_tokens": 3}
+STAGES_OF_DSPARK = {
+    "dspark_block_size": 3,
+    "dspark_markov_rank": 128,
+    "dspark_noise_token_id": 2,
+    "dspark_target_layer_ids": [0, 2],
+    "n_mtp_layers": 2,
+}
+
+
+def end_of_configuration(
+    folder: Path, transfer: dict[str, Any] | None, fields: Any = None, **options: Any
+) -> str:
+    """How a start with or without a connector ends, or that it goes on."""
+    kind = layout.module("vllm.config").KVTransferConfig
+    told = kind(kv_role="kv_consumer", **transfer) if transfer else None
+    fields = {"num_hash_layers": 0, **(fields or {})}
+    options |= {"kv_transfer_config": told}
+    return starts.end(lambda: starts.configured(folder, fields, **options))
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("buffers", ["xpu", "cpu"])
+@pytest.mark.parametrize("name", NAMES)
+def test_one_server_reads_and_one_answers(
+    tmp_path: Path, name: str, buffers: str
+) -> None:
+    transfer = {"kv_connector": name, "kv_buffer_device": buffers}
+    for options in ({}, {"speculative_config": MTP}):
+        end = end_of_configuration(tmp_path, transfer, **options)
+        assert end == "a configuration", f"the start ends with {end}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_at_once(tmp_path: Path, name: str) -> None:
+    told = {"bidirectional_kv_xfer": True}
+    transfer = {"kv_connector": name, "kv_connector_extra_config": told}
+    end = end_of_configuration(tmp_path, transfer)
+    assert "Drop it from kv_connector_extra_config" in end, f"the start ends with {end}"
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pipeline", "data"])
+def test_several_ranks_a_side(tmp_path: Path, kind: str) -> None:
+    """One of two runs over HTTP with two ranks a side ended with status 500."""
+    transfer = {"kv_connector": "NixlConnector"}
+    end = end_of_configuration(tmp_path, transfer, **{f"{kind}_parallel_size": 2})
+    assert "model over 2 ranks" in end, f"the start ends with {end}"
+
+
+def test_drafts_of_dspark(tmp_path: Path) -> None:
+    transfer = {"kv_connector": "NixlConnector"}
+    end = end_of_configuration(
+        tmp_path, transfer, STAGES_OF_DSPARK, speculative_config=DSPARK
+    )
+    assert "dspark. Use method mtp in" in end, f"the start ends with {end}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_of_several(tmp_path: Path, name: str) -> None:
+    members = [
+        {"kv_connector": member, "kv_role": "kv_both"}
+        for member in ("OffloadingConnector", name)
+    ]
+    transfer = {
+        "kv_connector": "MultiConnector",
+        "kv_connector_extra_config": {"connectors": members},
+    }
+    end = end_of_configuration(tmp_path, transfer)
+    wanted = f"{name} is not tried with the model as one of several. Use it alone"
+    assert wanted in end, f"the start ends with {end}"
+
+
+def test_pages_that_are_written(tmp_path: Path) -> None:
+    transfer = {"kv_connector": "NixlPushConnector"}
+    end = end_of_configuration(tmp_path, transfer)
+    assert "compared those. Use NixlConnector" in end, f"the start ends with {end}"
+
+
+@pytest.mark.unchanged
+def test_no_connector(tmp_path: Path) -> None:
+    assert end_of_configuration(tmp_path, None) == "a configuration"
+
+
+@pytest.mark.unchanged
+def test_a_connector_that_does_not_read_them(tmp_path: Path) -> None:
+    transfer = {"kv_connector": "OffloadingConnector"}
+    end = end_of_configuration(tmp_path, transfer, pipeline_parallel_size=2)
+    assert end == "a configuration", f"the start ends with {end}"

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""Connectors of KV caches: which were compared with DeepSeek V4, and why not others."""
+
+from typing import TYPE_CHECKING, Any
+
+from vllm_xpu_dsv4.releases import SERVES_NIXL
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+NIXL = ("NixlConnector", "NixlPullConnector")
+"""Two names of one."""
+CONNECTORS = ("OffloadingConnector", *(NIXL if SERVES_NIXL else ()))
+"""As `--kv-transfer-config` names them, whose bytes or tokens were compared."""
+NIXL_REFUSED = {
+    name: (
+        "pages that it brings lack the last token's window, and in host memory mix "
+        "those of several caches. Read and answer prompts in one server."
+    )
+    for name in (*NIXL, "NixlPushConnector")
+}
+NIXL_SERVED = {
+    "NixlPushConnector": (
+        "it writes pages where NixlConnector reads them, and nobody compared those. "
+        "Use NixlConnector."
+    ),
+}
+NO_CONNECTORS = {
+    "SimpleCPUOffloadConnector": (
+        "it pins and copies memory by CUDA's own calls. Use OffloadingConnector."
+    ),
+    "HiSparseConnector": (
+        "it copies in CUDA's own streams and events. Use OffloadingConnector."
+    ),
+    "P2pNcclConnector": (
+        "it sends by NCCL, which XPU lacks. Read and answer prompts in one server."
+    ),
+    "ExampleConnector": (
+        "it saves in hooks of attention layers, which the model does not call, and so "
+        "keeps nothing. Use OffloadingConnector."
+    ),
+    "DecodeBenchConnector": (
+        "it fills pages with one value, and answers mean nothing. Drop it."
+    ),
+    **(NIXL_SERVED if SERVES_NIXL else NIXL_REFUSED),
+}
+"""Why they are refused, and what to use instead."""
+UNTRIED_CONNECTORS = {
+    "LMCacheConnectorV1": "needs the package lmcache, built for XPU",
+    "LMCacheMPConnector": "needs the package lmcache, built for XPU, and its server",
+    "MooncakeConnector": "needs the package mooncake-transfer-engine",
+    "MooncakeStoreConnector": (
+        "needs the package mooncake-transfer-engine and Mooncake's store"
+    ),
+    "FlexKVConnectorV1": "needs the package flexkv",
+    "HF3FSKVConnector": "needs the package hf3fs_fuse and a 3FS file system",
+    "MoRIIOConnector": "needs the package mori, of ROCm",
+    "ExampleHiddenStatesConnector": "saves hidden states, and no pages",
+}
+"""What each takes to be tried."""
+
+
+def kv_connector(vllm_config: "VllmConfig") -> str | None:
+    """A list of what may be used: a connector that nobody tried can bring other pages
+    without an error."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None or transfer.kv_connector is None:
+        return None
+    return not_transferred(
+        transfer.kv_connector,
+        transfer.kv_connector_module_path,
+        transfer.kv_connector_extra_config,
+    )
+
+
+def not_transferred(
+    name: str | None, module_path: str | None, extra_config: dict[str, Any]
+) -> str | None:
+    """Why a connector is refused. MultiConnector is as good as its members."""
+    if module_path is not None:
+        return (
+            f"a connector of one's own ({name} of {module_path}) is not tried with the "
+            "model. Use OffloadingConnector."
+        )
+    if name == "MultiConnector":
+        for member in extra_config.get("connectors", ()):
+            if reason := not_transferred(
+                member.get("kv_connector"),
+                member.get("kv_connector_module_path"),
+                member.get("kv_connector_extra_config", {}),
+            ):
+                return f"{reason} MultiConnector is refused for its member."
+            if member.get("kv_connector") in NIXL:
+                return (
+                    f"{member['kv_connector']} is not tried with the model as one of "
+                    "several. Use it alone."
+                )
+        return None
+    if name in CONNECTORS:
+        return None
+    if name in NO_CONNECTORS:
+        return f"{name} is not supported, {NO_CONNECTORS[name]}"
+    needs = UNTRIED_CONNECTORS.get(name or "", "is not one of vLLM's")
+    return (
+        f"{name} is not tried with the model, and so not served: it {needs}. Use "
+        "OffloadingConnector."
+    )
+
+
+def nixl(vllm_config: "VllmConfig") -> str | None:
+    """Pages and answers were compared of one server that reads and one that answers,
+    each of one rank, alone or with drafts of MTP."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None or transfer.kv_connector not in NIXL:
+        return None
+    name = transfer.kv_connector
+    if transfer.kv_connector_extra_config.get("bidirectional_kv_xfer"):
+        return (
+            f"{name} with bidirectional_kv_xfer is not tried with the model. Drop it "
+            "from kv_connector_extra_config."
+        )
+    ranks = vllm_config.parallel_config.world_size_across_dp
+    if ranks > 1:
+        return (
+            f"{name} is not tried enough with the model over {ranks} ranks "
+            "(--tensor-parallel-size, --pipeline-parallel-size, "
+            "--data-parallel-size). Read and answer prompts in one server."
+        )
+    speculation = vllm_config.speculative_config
+    if speculation is not None and speculation.method != "mtp":
+        return (
+            f"{name} is not tried enough with the model and drafts of "
+            f"{speculation.method}. Use method mtp in --speculative-config where the "
+            "checkpoint has it, or drop the option."
+        )
+    return None
