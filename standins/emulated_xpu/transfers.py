@@ -2,6 +2,7 @@
 """What vLLM's NIXL connector sees of the platform: a device named `xpu`, in memory that
 NIXL reads as the host's. On a device named `cpu` it makes no copies to the host."""
 
+import functools
 import importlib
 from typing import Any
 
@@ -26,7 +27,21 @@ class SeenByNixl:
 
 
 def provide() -> None:
-    """Let NIXL's modules see it, where the release has them."""
+    """Let NIXL's modules see it before a connector is made: vLLM's plugin of every
+    process, because scheduler and workers need not share one."""
+    module = "vllm.distributed.kv_transfer.kv_connector.factory"
+    factory: Any = importlib.import_module(module).KVConnectorFactory
+    create = factory.create_connector
+
+    @functools.wraps(create)
+    def created(*args: Any, **kwargs: Any) -> Any:
+        _show()
+        return create(*args, **kwargs)
+
+    factory.create_connector = created
+
+
+def _show() -> None:
     for name in MODULES:
         try:
             module: Any = importlib.import_module(f"{NIXL}.{name}")

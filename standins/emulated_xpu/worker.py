@@ -13,7 +13,7 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.workspace import init_workspace_manager
 from vllm.v1.worker.xpu_model_runner import XPUModelRunner, XPUModelRunnerV2
 
-from standins.emulated_xpu import device_api, transfers
+from standins.emulated_xpu import device_api
 
 
 class EmulatedXpuWorker(Worker):
@@ -48,13 +48,6 @@ class EmulatedXpuWorker(Worker):
             current_platform.provide_pinned_memory()
         runner = _RunnerV2 if self.use_v2_model_runner else _Runner
         self.model_runner = runner(self.vllm_config, self.device)
-
-    def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
-        """The connector's scheduler, of the same process or not, is made later."""
-        transfer = self.vllm_config.kv_transfer_config
-        if transfer is not None and (transfer.kv_connector or "").startswith("Nixl"):
-            transfers.provide()
-        super().initialize_from_config(*args, **kwargs)
 
     def _maybe_get_memory_pool_context(self, tag: str) -> Any:
         """The caches are made in the device's memory."""

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of an engine's KV caches, by group and block: poisoned, seen and compared.
+"""The bytes of an engine's KV caches, by rank, group and block: poisoned, seen and
+compared.
 
 A cache has a part of a row for each block, and caches of several groups may share rows;
-a block belongs to one group.
+a block belongs to one group. Every tensor-parallel rank has all of it.
 """
 
+import importlib
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,81 +28,124 @@ class Seen:
     """Of each group, in the order of a prompt's tokens; 0 where there is no block."""
     known: list[list[bool]]
     """Which were there before, by the prefix cache."""
-    rows: Rows
+    rows: list[Rows]
+    """Of each rank."""
     stray: int
     """Bytes that changed in the rows of other blocks."""
 
 
-class Pages:
-    """The caches of one engine with NIXL's connector."""
+class RankPages:
+    """The caches of one rank with NIXL's connector: a part of its worker
+    (`worker_extension_cls`)."""
 
-    def __init__(self, scheduler: Any, worker: Any) -> None:
-        self._manager, self._worker = scheduler.kv_cache_manager, worker
-        self._groups = worker.kv_cache_config.transfer_groups
-        self._caches = {
-            name: _by_blocks(view) for name, view in worker.device_kv_caches.items()
-        }
+    def open_pages(self) -> None:
+        """Find the caches, and let the main thread come first: NIXL's looks for
+        messages all the time, and several engines share few cores."""
+        transfers: Any = importlib.import_module("vllm.distributed.kv_transfer")
+        worker = transfers.get_kv_transfer_group().connector_worker
+        self._buffers = worker.host_xfer_buffers
+        self._views = worker.device_kv_caches
+        self._caches = {name: _by_blocks(view) for name, view in self._views.items()}
+        self._layers = [
+            group.layer_names for group in worker.kv_cache_config.transfer_groups
+        ]
         self._before: dict[int, torch.Tensor] = {}
+        for thread in Path("/proc/self/task").iterdir():
+            if int(thread.name) != os.getpid():
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
+
+    def poison_pages(self, byte: int, blocks: list[int]) -> None:
+        """Overwrite these blocks, and the buffers of the host."""
+        for rows, _ in self._caches.values():
+            rows[blocks] = byte
+        for buffer in self._buffers.values():
+            buffer.view(torch.uint8).fill_(byte)
+        self._before = {
+            rows.data_ptr(): rows.clone() for rows, _ in self._caches.values()
+        }
+
+    def page_rows(self, ids: list[list[int]]) -> Rows:
+        """The bytes of blocks, by group."""
+        return [
+            {
+                name: self._caches[name][0][blocks][:, self._caches[name][1]].cpu()
+                for name in layers
+            }
+            for layers, blocks in zip(self._layers, ids, strict=True)
+        ]
+
+    def overwrite_page(self, block: int) -> None:
+        """Change a byte of a block of the first group, where it is fetched."""
+        buffers = self._buffers or self._views
+        page = buffers[self._layers[0][0]][block]
+        page.view(torch.uint8).view(-1)[0] ^= 0xFF
+
+    def stray_bytes(self, ids: list[list[int]]) -> int:
+        """How many bytes are not as before in the rows of all other blocks."""
+        stray = {}
+        for rows, _ in self._caches.values():
+            others = torch.ones(len(rows), dtype=torch.bool)
+            others[[block for blocks in ids for block in blocks if block]] = False
+            before = self._before[rows.data_ptr()]
+            stray[rows.data_ptr()] = int((rows != before)[others].sum())
+        return sum(stray.values())
+
+
+class Pages:
+    """The caches of one engine with NIXL's connector, on all of its ranks."""
+
+    def __init__(self, core: Any) -> None:
+        """`core` is the engine's, whose workers are `RankPages`."""
+        self._manager = core.scheduler.kv_cache_manager
+        self._config = core.scheduler.kv_cache_config
+        self._on_ranks = core.model_executor.collective_rpc
+        self._on_ranks("open_pages")
 
     def poison(self, byte: int) -> None:
         """Overwrite every block that holds no prefix, the null block too, and the
         buffers of the host."""
         blocks = self._manager.block_pool.blocks
         free = [block.block_id for block in blocks if block.block_hash is None]
-        for rows, _ in self._caches.values():
-            rows[free] = byte
-        for buffer in self._worker.host_xfer_buffers.values():
-            buffer.view(torch.uint8).fill_(byte)
-        self._before = {
-            rows.data_ptr(): rows.clone() for rows, _ in self._caches.values()
-        }
+        self._on_ranks("poison_pages", args=(byte, free))
 
-    def rows(self, ids: list[list[int]]) -> Rows:
-        """The bytes of blocks, by group."""
-        return [
-            {
-                name: self._caches[name][0][blocks][:, self._caches[name][1]].cpu()
-                for name in group.layer_names
-            }
-            for group, blocks in zip(self._groups, ids, strict=True)
-        ]
+    def rows(self, ids: list[list[int]]) -> list[Rows]:
+        """The bytes of blocks, by rank and group."""
+        found: list[Rows] = self._on_ranks("page_rows", args=(ids,))
+        return found
 
     def overwrite(self, ids: list[list[int]]) -> None:
         """Change a byte of the last block of the first group, where it is fetched."""
-        group = self._groups[0]
-        buffers = self._worker.host_xfer_buffers or self._worker.device_kv_caches
-        block = buffers[group.layer_names[0]][ids[0][-1]]
-        block.view(torch.uint8).view(-1)[0] ^= 0xFF
+        self._on_ranks("overwrite_page", args=(ids[0][-1],))
 
     def seen(self, request: str) -> Seen:
         """What a request has, whose tokens are not computed yet."""
         held = self._manager.get_blocks(request).blocks
-        groups = self._worker.kv_cache_config.select_transfer_block_ids(held)
+        groups = self._config.select_transfer_block_ids(held)
         ids = [[block.block_id for block in blocks] for blocks in groups]
         known = [
             [block.block_hash is not None for block in blocks] for blocks in groups
         ]
-        others = torch.ones(len(self._manager.block_pool.blocks), dtype=torch.bool)
-        others[[block for blocks in ids for block in blocks if block]] = False
-        stray = {
-            rows.data_ptr(): int((rows != self._before[rows.data_ptr()])[others].sum())
-            for rows, _ in self._caches.values()
-        }
-        return Seen(ids, known, self.rows(ids), sum(stray.values()))
+        stray = sum(self._on_ranks("stray_bytes", args=(ids,)))
+        return Seen(ids, known, self.rows(ids), stray)
 
     def compared(
-        self, seen: Seen, sent: list[list[int]], rows: Rows, length: int
+        self, seen: Seen, sent: list[list[int]], rows: list[Rows], length: int
     ) -> dict[str, Any]:
         """Compare what arrived of a prompt of `length` tokens with the blocks that were
-        `sent`, whose bytes are `rows`.
+        `sent`, whose bytes are `rows`. A rank reads those of one of the sender's.
 
         Returns:
-            `stray` bytes, and by group how many blocks are `compared` and `known`, how
-            many bytes of them are `wrong`, and how many blocks that the prompt's last
+            `stray` bytes, how many of the `sent` ones are `unlike` the first rank's,
+            and by group how many blocks are `compared` and `known`, how many bytes of
+            them are `wrong` on all ranks, and how many blocks that the prompt's last
             token sees are `missing` on either side.
         """
         found = {}
-        for number, group in enumerate(self._groups):
+        pairs = [
+            (ours, rows[rank * len(rows) // len(seen.rows)])
+            for rank, ours in enumerate(seen.rows)
+        ]
+        for number, group in enumerate(self._config.transfer_groups):
             spec = _of_one_layer(group.kv_cache_spec)
             window = getattr(spec, "sliding_window", None) or length
             tail = sent[number]
@@ -116,11 +163,18 @@ class Pages:
                 else:
                     entry["compared"] += 1
                     entry["wrong"] += sum(
-                        int((ours[place] != rows[number][name][theirs]).sum())
-                        for name, ours in seen.rows[number].items()
+                        int((page[place] != other[number][name][theirs]).sum())
+                        for ours, other in pairs
+                        for name, page in ours[number].items()
                     )
             found[", ".join(group.layer_names)] = entry
-        return {"stray": seen.stray, "groups": found}
+        unlike = sum(
+            int((page != first[name]).sum())
+            for own in rows[1:]
+            for group, first in zip(own, rows[0], strict=True)
+            for name, page in group.items()
+        )
+        return {"stray": seen.stray, "unlike": unlike, "groups": found}
 
 
 def _of_one_layer(spec: Any) -> Any:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m proof.e2e.inside.transfer ORDER RESULT` serves prompts by
-two engines, a process each: one reads a prompt, the other fetches its pages and answers
-it.
+two engines, a process each, with those of its ranks: one reads a prompt, the other
+fetches its pages and answers it.
 
-ORDER names the checkpoint, the arguments of the engines and the prompts. RESULT holds,
-by prompt, what `Receiver.answer` gives.
+ORDER names the checkpoint, the arguments of the engines, of both and of each, and the
+prompts. RESULT holds, by prompt, what `Receiver.answer` gives.
 """
 
 import importlib
@@ -39,16 +39,17 @@ class Side:
 
     def __init__(self, order: dict[str, Any]) -> None:
         sys.path += order["packages"]
-        transfer = {**order["transfer"], "kv_role": self.role}
-        own = {**order["engine"], "kv_transfer_config": transfer}
+        own = {
+            **order["engine"],
+            **order.get(self.role, {}),
+            "kv_transfer_config": {**order["transfer"], "kv_role": self.role},
+            "worker_extension_cls": "proof.e2e.inside.pages.RankPages",
+        }
         self._llm = engine.start({**order, "engine": own})
-        yield_to_others()
         core = self._llm.llm_engine.engine_core.engine_core
         self._scheduler = core.scheduler
         self._most = self._scheduler.max_num_scheduled_tokens
-        transfers: Any = importlib.import_module("vllm.distributed.kv_transfer")
-        worker = transfers.get_kv_transfer_group().connector_worker
-        self._pages = pages.Pages(self._scheduler, worker)
+        self._pages = pages.Pages(core)
         self._seen: Any = None
 
     def ask(self, prompt: Prompt, *, new: int, alone: bool, **transfer: Any) -> Any:
@@ -141,14 +142,6 @@ class Receiver(Side):
             "answer": answer_of(output),
             "alone": read["alone"],
         }
-
-
-def yield_to_others() -> None:
-    """Let the main thread come first: NIXL's looks for messages all the time, and two
-    engines share few cores."""
-    for thread in Path("/proc/self/task").iterdir():
-        if int(thread.name) != os.getpid():
-            os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
 
 
 def answer_of(output: Any) -> dict[str, Any]:

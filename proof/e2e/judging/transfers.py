@@ -14,6 +14,7 @@ def check_pages(found: dict[str, Any], asked: Asked) -> None:
     pages = found["pages"]
     print(f"{asked}: {pages}")
     assert pages["stray"] == 0, "other blocks were written"
+    assert pages["unlike"] == 0, "the sender's ranks have different bytes"
     for group, entry in pages["groups"].items():
         assert entry["missing"] == 0, f"{group}: blocks are missing: {entry}"
         assert entry["wrong"] == 0, f"{group}: bytes are wrong: {entry}"

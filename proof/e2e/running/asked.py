@@ -62,3 +62,11 @@ class Asked:
             "receiver_knows": self.receiver_knows,
             "overwritten": self.overwritten,
         }
+
+
+def on_ranks(size: int) -> dict[str, Any]:
+    """The arguments of an engine of so many tensor-parallel ranks."""
+    return {
+        "tensor_parallel_size": size,
+        "distributed_executor_backend": "mp" if size > 1 else "uni",
+    }

@@ -1,17 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two engines that one job names: the first reads prompts, the second answers them from
-the pages that NIXL brings."""
+"""Two engines that one job names, each of one rank or several: the first reads prompts,
+the second answers them from the pages that NIXL brings."""
 
 import importlib.util
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from proof.e2e.running.asked import ENGINE, LONG, Asked, Long
+from proof.e2e.checkpoints import checkpoint, dspark, mtp
+from proof.e2e.running.asked import ENGINE, LONG, Asked, Long, on_ranks
 from proof.e2e.running.server import open_port
 from proof.e2e.running.serving import IMPORTED, Engines
 from stack.base.releases import load
+
+RANKS = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "900",
+}
+"""A rank starts with what the engine's process has imported, and an interpreted step of
+several may take minutes on a busy machine."""
+
+
+class Wide(Long):
+    """For eight ranks."""
+
+    size = replace(mtp.THREE_LAYERS, length=Long.size.length)
 
 
 @dataclass(frozen=True)
@@ -22,7 +36,17 @@ class Pair:
     buffers: str
     """Where NIXL reads and writes: `xpu` or `cpu`."""
     asked: tuple[Asked, ...]
-    engine: tuple[tuple[str, Any], ...] = ()
+    speculation: tuple[tuple[str, Any], ...] = ()
+    ranks: tuple[int, int] = (1, 1)
+    """The tensor-parallel ranks of the one that reads, and of the other."""
+
+    def rounds_alike(self, asked: Asked) -> bool:
+        """Whether the receiver computes a prompt's last token in a step like the
+        sender's. With drafts a step is padded to their number if a request begins with
+        its last token: a receiver's always, a sender's behind a prefix that it knows.
+        """
+        alone = asked.length - asked.sender_knows == 1
+        return len(set(self.ranks)) == 1 and (alone or not self.speculation)
 
     def serve(self, engines: Engines, release: str) -> list[dict[str, Any]]:
         """What `transfer.py` gives of each prompt.
@@ -30,21 +54,32 @@ class Pair:
         Raises:
             EngineStopped: an engine ended with an error.
         """
-        engines.add_checkpoint(LONG, Long(0))
+        reading, answering = map(on_ranks, self.ranks)
+        drafts = dict(self.speculation)
+        name = LONG
+        writer: checkpoint.Writer = Long(0)
+        if drafts.get("method") == "dspark":
+            name, writer = f"{LONG}, DSpark", dspark.DSpark(0, {}, Long.size)
+        elif max(self.ranks) > Long.size.groups:
+            name, writer = f"{LONG}, wide", Wide(0)
+        engines.add_checkpoint(name, writer)
+        more = {"speculative_config": drafts} if drafts else {}
         order = engines.work / f"{release}-{self.name}.json"
         order.write_text(
             json.dumps(
                 {
-                    "model": str(engines.written(LONG)[0]),
-                    "engine": {**ENGINE, **dict(self.engine)},
+                    "model": str(engines.written(name)[0]),
+                    "engine": {**ENGINE, **more},
+                    "kv_producer": reading,
+                    "kv_consumer": answering,
                     "transfer": {
                         "kv_connector": "NixlConnector",
                         "kv_buffer_device": self.buffers,
                     },
                     "splits_keys": False,
                     "packages": [str(packages())],
-                    "sender_environment": side_channel(),
-                    "receiver_environment": side_channel(),
+                    "sender_environment": side_channel() | RANKS,
+                    "receiver_environment": side_channel() | RANKS,
                     "prompts": [a.order(n) for n, a in enumerate(self.asked)],
                 }
             )

@@ -464,7 +464,9 @@ class Engines:
         (distribution / "METADATA").write_text("Name: emulated-xpu\nVersion: 0\n")
         (distribution / "entry_points.txt").write_text(
             "[vllm.platform_plugins]\n{} = {}\n".format(*point)
-            + "[vllm.general_plugins]\ne2e = proof.e2e.inside.server_plugin:register\n"
+            + "[vllm.general_plugins]\n"
+            + "emulated_xpu = standins.emulated_xpu.transfers:provide\n"
+            + "e2e = proof.e2e.inside.server_plugin:register\n"
         )
 
 

@@ -30,9 +30,10 @@ ANSWERED = (20, 191, 255)
 SOME = tuple(random.Random(61).sample(range(1, 400), 3))
 CHUNKS = (700, 100, 33)
 PADDED = 0.2
-"""How far log-probabilities may lie apart with drafts: a receiver's first step is
-padded to their number, and rounds another way. Bytes are equal nevertheless."""
-MTP = ("speculative_config", {"method": "mtp", "num_speculative_tokens": 1})
+"""How far log-probabilities may lie apart where a step rounds in another way: padded to
+the number of drafts, or over other ranks. Bytes are equal nevertheless."""
+MTP = (("method", "mtp"), ("num_speculative_tokens", 1))
+DSPARK = (("method", "dspark"), ("num_speculative_tokens", 3))
 
 
 def edges(first: int) -> tuple[Asked, ...]:
@@ -50,13 +51,42 @@ HITS = (
 )
 """Beginnings that one of the engines has in its prefix cache, or both."""
 FEW = (Asked(20, answered=True), Asked(64, 25), Asked(191, 100, answered=True))
+PADDED_BY_BOTH = Asked(PAGE + 1, sender_knows=PAGE, answered=True)
+LEAST = (Asked(20, answered=True), PADDED_BY_BOTH)
+WITH_DRAFTS = (*FEW, Asked(255), Asked(319), PADDED_BY_BOTH)
+AMONG_RANKS = (
+    Asked(1, answered=True),
+    Asked(64, 25),
+    Asked(191, 100, answered=True),
+    Asked(255, 33),
+    Asked(319, 128, receiver_knows=PAGE),
+)
+RANKS = ((2, 2), (1, 2), (2, 1))
+"""Those of the engine that reads, and of the other."""
 PAIRS = (
     Pair("device buffers", "xpu", edges(0)),
     Pair("host buffers", "cpu", edges(1)),
     Pair("prefixes, device buffers", "xpu", HITS),
     Pair("prefixes, host buffers", "cpu", HITS),
-    Pair("MTP, device buffers", "xpu", (*FEW, Asked(255), Asked(319)), (MTP,)),
-    Pair("MTP, host buffers", "cpu", (*FEW, Asked(255), Asked(319)), (MTP,)),
+    Pair("MTP, device buffers", "xpu", WITH_DRAFTS, MTP),
+    Pair("MTP, host buffers", "cpu", WITH_DRAFTS, MTP),
+    Pair("DSpark, device buffers", "xpu", WITH_DRAFTS, DSPARK),
+    Pair("DSpark, host buffers", "cpu", WITH_DRAFTS, DSPARK),
+    *(
+        Pair(name, where, asked, ranks=ranks)
+        for ranks in RANKS
+        for name, where, asked in (
+            (f"TP {ranks}, device buffers", "xpu", (*AMONG_RANKS, Asked(600))),
+            (f"TP {ranks}, host buffers", "cpu", AMONG_RANKS),
+        )
+    ),
+    Pair("MTP, TP (2, 2), host buffers", "cpu", FEW, MTP, (2, 2)),
+    Pair("MTP, TP (1, 2), device buffers", "xpu", FEW, MTP, (1, 2)),
+    Pair("MTP, TP (2, 1), host buffers", "cpu", FEW, MTP, (2, 1)),
+    Pair("DSpark, TP (2, 2), device buffers", "xpu", LEAST, DSPARK, (2, 2)),
+    Pair("DSpark, TP (1, 2), host buffers", "cpu", LEAST, DSPARK, (1, 2)),
+    Pair("TP (4, 8), device buffers", "xpu", LEAST[:1], ranks=(4, 8)),
+    Pair("TP (8, 4), host buffers", "cpu", LEAST[:1], ranks=(8, 4)),
 )
 
 
@@ -67,18 +97,21 @@ def test_every_byte_arrives(engines: Engines, release: str, pair: Pair) -> None:
     for found, asked in zip(served, pair.asked, strict=True):
         check_pages(found, asked)
         if asked.answered:
-            check_answer(found, PADDED if pair.engine else SAME)
+            check_answer(found, SAME if pair.rounds_alike(asked) else PADDED)
 
 
-@pytest.mark.parametrize("buffers", ["xpu", "cpu"])
+@pytest.mark.parametrize(
+    ("buffers", "ranks"), [("xpu", (1, 1)), ("cpu", (1, 1)), ("cpu", (1, 2))]
+)
 def test_a_byte_that_changes_is_seen(
-    engines: Engines, release: str, buffers: str
+    engines: Engines, release: str, buffers: str, ranks: tuple[int, int]
 ) -> None:
     asked = Asked(70, overwritten=True)
-    pair = Pair(f"a changed byte in {buffers}", buffers, (asked, Asked(20)))
+    name = f"a changed byte in {buffers}, TP {ranks}"
+    pair = Pair(name, buffers, (asked, Asked(20)), ranks=ranks)
     changed, next_one = pair.serve(engines, release)
     wrong = {
         group: entry["wrong"] for group, entry in changed["pages"]["groups"].items()
     }
-    assert sorted(wrong.values())[-2:] == [0, 1], wrong
+    assert sorted(wrong.values())[-2:] == [0, ranks[1]], wrong
     check_pages(next_one, replace(asked, length=20, overwritten=False))

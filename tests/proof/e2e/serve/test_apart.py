@@ -3,9 +3,11 @@
 asks them; and where they listen."""
 
 import importlib.util
-import json
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -13,7 +15,8 @@ import pytest
 
 from proof.e2e.checkpoints.chat import SPECIAL
 from proof.e2e.judging.checks import MARGIN
-from proof.e2e.running.pairs import side_channel
+from proof.e2e.judging.load import Load, bench, check_texts
+from proof.e2e.running.proxy import READ, Proxy, server_of
 from proof.e2e.running.server import MODEL, Server
 from proof.e2e.running.serving import Engines
 
@@ -34,29 +37,36 @@ HITS = "vllm:external_prefix_cache_hits_total"
 HERE = ("127.0.0.1", "::1")
 
 
-def server(engines: Engines, release: str, role: str, buffers: str) -> Server:
-    transfer = {
-        "kv_connector": "NixlConnector",
-        "kv_role": role,
-        "kv_buffer_device": buffers,
-    }
-    return Server(
-        engines,
-        release,
-        *("--kv-transfer-config", json.dumps(transfer)),
-        *("--host", "127.0.0.1"),
-        environment=side_channel(),
-    )
+@dataclass(frozen=True)
+class Servers:
+    """How the two are started."""
+
+    buffers: str
+    reads: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
 
-@pytest.fixture(params=["xpu", "cpu"])
+TWO_RANKS = ("--tensor-parallel-size", "2")
+TWO_ENGINES = ("--data-parallel-size", "2", "--enable-expert-parallel")
+KINDS = {
+    "device buffers": Servers("xpu"),
+    "host buffers": Servers("cpu"),
+    "two ranks a side": Servers("xpu", TWO_RANKS, TWO_RANKS),
+    "two ranks read, host buffers": Servers("cpu", TWO_RANKS),
+    "two engines answer": Servers("xpu", (), TWO_ENGINES),
+}
+
+
+@pytest.fixture(params=KINDS)
 def pair(
     request: pytest.FixtureRequest, engines: Engines, release: str
 ) -> Iterator[tuple[Server, Server]]:
     """A server that reads and one that answers."""
+    kind = KINDS[request.param]
+    start = partial(server_of, engines, release)
     with (
-        server(engines, release, "kv_producer", request.param) as reads,
-        server(engines, release, "kv_consumer", request.param) as answers,
+        start("kv_producer", kind.buffers, *kind.reads) as reads,
+        start("kv_consumer", kind.buffers, *kind.answers) as answers,
     ):
         yield reads.wait(), answers.wait()
 
@@ -76,7 +86,7 @@ def ask(server: Server, prompt: list[int], new: int, **transfer: Any) -> Any:
 def apart(reads: Server, answers: Server, prompt: list[int], new: int) -> Any:
     """As a proxy asks: the one for the prompt's pages, then the other with where they
     are."""
-    read = ask(reads, prompt, 1, do_remote_decode=True, do_remote_prefill=False)
+    read = ask(reads, prompt, 1, **READ)
     return ask(answers, prompt, new, **read.kv_transfer_params)
 
 
@@ -111,3 +121,23 @@ def test_the_one_reads_and_the_other_answers(pair: tuple[Server, Server]) -> Non
             if found.status == psutil.CONN_LISTEN and found.laddr.ip not in HERE
         ]
         assert not elsewhere, f"a server listens at {elsewhere}"
+
+
+LOAD = Load(requests=200, different=40, concurrency=16, shared=280)
+
+
+@pytest.mark.shows("200 requests, 16 at once, prefill and decode apart", "equal")
+def test_one_reads_and_two_answer_under_load(
+    engines: Engines, release: str, tmp_path: Path
+) -> None:
+    start = partial(server_of, engines, release)
+    with (
+        start("kv_producer", "xpu") as reads,
+        start("kv_consumer", "xpu") as first,
+        start("kv_consumer", "xpu") as second,
+    ):
+        answer = first.wait(), second.wait()
+        with Proxy(reads.wait(), answer) as proxy:
+            result = bench(reads, LOAD, tmp_path, proxy.url)
+        assert all(server.metric(HITS) > 0 for server in answer)
+        check_texts(reads, LOAD, result["generated_texts"])
