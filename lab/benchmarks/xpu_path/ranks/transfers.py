@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m lab.benchmarks.xpu_path.ranks.transfers ORDER RESULT`: one engine reads
-prompts and another answers them from pages that NIXL brings, on two GPUs.
+prompts and another answers them from pages that NIXL brings, on two GPUs. With `ranks`,
+of both engines, one of two has both GPUs.
 
 RESULT has what `proof.e2e.inside.transfer` finds of each prompt. Exits with 1 if a byte
 or an answer is wrong. With `killed`, the process that reads is killed "before" the
@@ -22,7 +23,7 @@ from typing import Any
 from lab.benchmarks.xpu_path.written import folder_of
 from proof.e2e.inside import transfer
 from proof.e2e.judging.transfers import check_answer, check_pages
-from proof.e2e.running.asked import ENGINE, LONG, Asked
+from proof.e2e.running.asked import ENGINE, LONG, Asked, on_ranks
 
 LOOPBACK = "127.0.0.1"
 PATIENCE = 60.0
@@ -39,9 +40,12 @@ def order_of(told: dict[str, Any]) -> dict[str, Any]:
     """What `proof.e2e.inside.transfer` reads, of the job that `told` describes."""
     model = folder_of({"checkpoint": LONG}, Path())
     asked = [Asked(**given) for given in told["asked"]]
+    reading, answering = map(on_ranks, told.get("ranks", (1, 1)))
     return {
         "model": model,
         "engine": {**ENGINE, **told["engine"]},
+        "kv_producer": reading,
+        "kv_consumer": answering,
         "transfer": {"kv_connector": "NixlConnector", **told["transfer"]},
         "splits_keys": False,
         "packages": told.get("packages", []),

@@ -164,6 +164,10 @@ def transfers(buffers: str) -> list[Job]:
         transfer(f"{name}-mtp", buffers, [*LENGTHS[:3], asked(319)], MTP, 0.2),
         transfer(f"{name}-graphs", buffers, LENGTHS[:3], DECODE_GRAPHS, 0.2),
         *(
+            transfer(f"{name}-tp-{p}-{d}", buffers, LENGTHS, bound=0.2, ranks=(p, d))
+            for p, d in ((2, 2), (1, 2), (2, 1))
+        ),
+        *(
             transfer(
                 f"{name}-killed-{policy}", buffers, KILLED, killed=when, policy=policy
             )
