@@ -47,13 +47,11 @@ class Servers:
 
 
 TWO_RANKS = ("--tensor-parallel-size", "2")
-TWO_ENGINES = ("--data-parallel-size", "2", "--enable-expert-parallel")
 KINDS = {
     "device buffers": Servers("xpu"),
     "host buffers": Servers("cpu"),
     "two ranks a side": Servers("xpu", TWO_RANKS, TWO_RANKS),
     "two ranks read, host buffers": Servers("cpu", TWO_RANKS),
-    "two engines answer": Servers("xpu", (), TWO_ENGINES),
 }
 
 
