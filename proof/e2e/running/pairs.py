@@ -105,10 +105,11 @@ def packages() -> Path:
 
 
 def side_channel() -> dict[str, str]:
-    """Where an engine listens: on this machine alone."""
+    """Where an engine and its ranks listen: on this machine alone."""
     return {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(open_port()),
         "UCX_TLS": "tcp",
         "UCX_NET_DEVICES": "lo",
+        "GLOO_SOCKET_IFNAME": "lo",
     }
