@@ -11,6 +11,7 @@ from . import starts
 
 NAMES = ["NixlConnector", "NixlPullConnector"]
 MTP = {"method": "mtp", "num_speculative_tokens": 1}
+NGRAMS = {"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_max": 2}
 DSPARK = {"method": "dspark", "num_speculative_tokens": 3}
 STAGES_OF_DSPARK = {
     "dspark_block_size": 3,
@@ -39,9 +40,16 @@ def test_one_server_reads_and_one_answers(
     tmp_path: Path, name: str, buffers: str
 ) -> None:
     transfer = {"kv_connector": name, "kv_buffer_device": buffers}
-    for options in ({}, {"speculative_config": MTP}):
-        end = end_of_configuration(tmp_path, transfer, **options)
-        assert end == "a configuration", f"the start ends with {end}"
+    for drafts, fields in ((None, None), (MTP, None), (DSPARK, STAGES_OF_DSPARK)):
+        for ranks in (1, 2):
+            end = end_of_configuration(
+                tmp_path,
+                transfer,
+                fields,
+                speculative_config=drafts,
+                tensor_parallel_size=ranks,
+            )
+            assert end == "a configuration", f"the start ends with {end}"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -52,20 +60,23 @@ def test_both_at_once(tmp_path: Path, name: str) -> None:
     assert "Drop it from kv_connector_extra_config" in end, f"the start ends with {end}"
 
 
-@pytest.mark.parametrize("kind", ["tensor", "pipeline", "data"])
-def test_several_ranks_a_side(tmp_path: Path, kind: str) -> None:
-    """One of two runs over HTTP with two ranks a side ended with status 500."""
+def test_stages(tmp_path: Path) -> None:
+    """The release itself refuses them, after it read the weights."""
     transfer = {"kv_connector": "NixlConnector"}
-    end = end_of_configuration(tmp_path, transfer, **{f"{kind}_parallel_size": 2})
-    assert "model over 2 ranks" in end, f"the start ends with {end}"
+    end = end_of_configuration(tmp_path, transfer, pipeline_parallel_size=2)
+    assert "in place of --pipeline-parallel-size" in end, f"the start ends with {end}"
 
 
-def test_drafts_of_dspark(tmp_path: Path) -> None:
+def test_replicas(tmp_path: Path) -> None:
     transfer = {"kv_connector": "NixlConnector"}
-    end = end_of_configuration(
-        tmp_path, transfer, STAGES_OF_DSPARK, speculative_config=DSPARK
-    )
-    assert "dspark. Use method mtp in" in end, f"the start ends with {end}"
+    end = end_of_configuration(tmp_path, transfer, data_parallel_size=2)
+    assert "Start a server for each" in end, f"the start ends with {end}"
+
+
+def test_drafts_of_another_kind(tmp_path: Path) -> None:
+    transfer = {"kv_connector": "NixlConnector"}
+    end = end_of_configuration(tmp_path, transfer, speculative_config=NGRAMS)
+    assert "drafts of ngram. Use method mtp" in end, f"the start ends with {end}"
 
 
 @pytest.mark.parametrize("name", NAMES)

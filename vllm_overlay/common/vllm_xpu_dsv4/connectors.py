@@ -110,7 +110,8 @@ def not_transferred(
 
 def nixl(vllm_config: "VllmConfig") -> str | None:
     """Pages and answers were compared of one server that reads and one that answers,
-    each of one rank, alone or with drafts of MTP."""
+    each of one to eight tensor-parallel ranks, alone and with drafts of MTP or
+    DSpark."""
     transfer = vllm_config.kv_transfer_config
     if transfer is None or transfer.kv_connector not in NIXL:
         return None
@@ -120,18 +121,23 @@ def nixl(vllm_config: "VllmConfig") -> str | None:
             f"{name} with bidirectional_kv_xfer is not tried with the model. Drop it "
             "from kv_connector_extra_config."
         )
-    ranks = vllm_config.parallel_config.world_size_across_dp
-    if ranks > 1:
+    parallel = vllm_config.parallel_config
+    if parallel.pipeline_parallel_size > 1:
         return (
-            f"{name} is not tried enough with the model over {ranks} ranks "
-            "(--tensor-parallel-size, --pipeline-parallel-size, "
-            "--data-parallel-size). Read and answer prompts in one server."
+            f"{name} takes no caches of several kinds over pipeline stages. Use "
+            "--tensor-parallel-size in place of --pipeline-parallel-size."
+        )
+    replicas = parallel.data_parallel_size
+    if replicas > 1:
+        return (
+            f"{name} is not tried with the model over {replicas} replicas "
+            "(--data-parallel-size). Start a server for each."
         )
     speculation = vllm_config.speculative_config
-    if speculation is not None and speculation.method != "mtp":
+    if speculation is not None and speculation.method not in ("mtp", "dspark"):
         return (
-            f"{name} is not tried enough with the model and drafts of "
-            f"{speculation.method}. Use method mtp in --speculative-config where the "
-            "checkpoint has it, or drop the option."
+            f"{name} is not tried with the model and drafts of {speculation.method}. "
+            "Use method mtp or dspark in --speculative-config where the checkpoint "
+            "has it, or drop the option."
         )
     return None
