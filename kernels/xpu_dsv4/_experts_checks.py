@@ -2,6 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Checks of the arguments of routed experts."""
 
+import math
+
 import torch
 
 from ._checks import (
@@ -11,27 +13,41 @@ from ._checks import (
     check_shape,
     fail,
 )
+from ._experts_formats import Format
 from ._experts_launch import workspace_bytes, workspace_sizes
-from ._experts_weights import LANES, TILE_BYTES, TILE_K
+from ._experts_weights import LANES, TILE_K
+from ._launch import cdiv
+
+
+def _is_power_of_2(size: float) -> bool:
+    return size >= 1 and math.frexp(size)[0] == 0.5
 
 
 def check_weight(
     name: str,
     weight: torch.Tensor,
     scale: torch.Tensor,
-    columns: int | None,
-    depth: int | None,
+    form: Format,
+    columns: int | None = None,
+    depth: int | None = None,
 ) -> None:
-    """Raise unless codes and exponents are `[E, columns, depth / 2]` and `/ 32`."""
-    check_dtype(name, weight, torch.uint8)
-    check_shape(name, weight, None, columns, None if depth is None else depth // 2)
+    """Raise unless codes are `[E, columns, depth]` values of `form`, and scales those
+    of its blocks."""
+    if form.columns != 1 and not _is_power_of_2(form.columns / LANES):
+        fail("scale_block[0]", form.columns, f"1, or {LANES} times a power of 2")
+    if not _is_power_of_2(form.values / TILE_K):
+        fail("scale_block[1]", form.values, f"{TILE_K} times a power of 2")
+    check_dtype(name, weight, form.codes)
+    width = None if depth is None else form.width(depth)
+    check_shape(name, weight, None, columns, width)
     experts, columns, width = weight.shape
     if columns % LANES:
         fail(f"{name}.shape[1]", columns, f"a multiple of {LANES}")
-    if not width or width % TILE_BYTES:
-        fail(f"{name}.shape[2]", width, f"a multiple of {TILE_BYTES}")
-    check_dtype(f"{name}_scale", scale, torch.uint8)
-    check_shape(f"{name}_scale", scale, experts, columns, width // TILE_BYTES)
+    if not width or width % form.width(TILE_K):
+        fail(f"{name}.shape[2]", width, f"a multiple of {form.width(TILE_K)}")
+    check_dtype(f"{name}_scale", scale, form.scales)
+    blocks = cdiv(width, form.width(form.values))
+    check_shape(f"{name}_scale", scale, experts, cdiv(columns, form.columns), blocks)
     for part, tensor in ((name, weight), (f"{name}_scale", scale)):
         if not tensor.is_contiguous():
             fail(f"{part}.stride()", tuple(tensor.stride()), "a contiguous tensor")
@@ -49,18 +65,20 @@ def check_experts(
     out: torch.Tensor | None,
     workspace: torch.Tensor | None,
     known: int,
+    form: Format,
 ) -> None:
     """Raise unless these are arguments of `routed_experts`, whose pairs fall on `known`
-    experts."""
+    experts, with weights of `form`."""
     check_dtype("hidden_states", hidden_states, torch.bfloat16)
     check_shape("hidden_states", hidden_states, None, None)
     check_inner_contiguous("hidden_states", hidden_states)
     tokens, hidden = hidden_states.shape
-    check_weight("w13", w13, w13_scale, None, hidden)
+    check_weight("w13", w13, w13_scale, form, None, hidden)
     experts, columns, _ = w13.shape
-    if columns % (2 * TILE_K):
-        fail("w13.shape[1]", columns, f"a multiple of {2 * TILE_K}")
-    check_weight("w2", w2, w2_scale, hidden, columns // 2)
+    for half in (TILE_K, form.columns):
+        if columns % (2 * half):
+            fail("w13.shape[1]", columns, f"a multiple of {2 * half}")
+    check_weight("w2", w2, w2_scale, form, hidden, columns // 2)
     if w2.shape[0] != experts:
         fail("w2.shape[0]", w2.shape[0], f"{experts}, as of w13")
     check_dtype("topk_ids", topk_ids, torch.int32, torch.int64)

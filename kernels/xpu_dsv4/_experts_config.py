@@ -55,16 +55,17 @@ def block_m(pairs: int, experts: int) -> int:
 
 
 def product(
-    rows: int, tiles: int, depth: int, columns: int, device_type: str
+    rows: int, tiles: int, depth: int, columns: int, device_type: str, bits: int = 4
 ) -> Product:
-    """Of `tiles` tiles of `rows` pairs with `columns` columns of K `depth`.
+    """Of `tiles` tiles of `rows` pairs with `columns` columns of K `depth`, in codes of
+    `bits` bits.
 
     A sub-group has as many columns as registers allow without a spill.
     """
     blocks, group_pairs = depth // TILE_K, columns // (2 * LANES)
     if device_type == "cuda":
         return _on_cuda(rows, tiles, blocks, group_pairs)
-    cols = 2 if rows == 32 else 1
+    cols = 2 if rows == 32 and bits == 4 else 1
     fewest = SUB_GROUPS_A_CORE * _decode_config._xe_cores()
     if rows == 8 and 2 * tiles * group_pairs >= fewest:
         cols = 2
@@ -77,7 +78,7 @@ def product(
         warps_k *= 2
     warps_n = _dividing(group_pairs // cols, max(4 // warps_k, 1))
     programs = group_pairs // (cols * warps_n)
-    grf = 256 if rows >= MANY_ROWS else 128
+    grf = 256 if rows >= MANY_ROWS or bits == 8 else 128
     even_k = blocks % warps_k == 0
     return Product(warps_k, warps_n, cols, even_k, programs, grf, True, False, 1)
 

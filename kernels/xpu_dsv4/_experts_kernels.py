@@ -32,35 +32,41 @@ def _load(
     blocks,  # [1, WARPS, 1]
     lane_offs,  # [LANES, 1, 1]
     num_blocks,
+    HALVES: tl.constexpr,
     LANES: tl.constexpr = LANES,
     WORDS: tl.constexpr = WORDS,
 ):
     """Of a block along K: two values of each row in a word, `[LANES, WARPS, BLOCK_M]`,
-    and the tiles' words, `[LANES, WARPS, GROUPS, WORDS]`. A block behind the last is
-    the last."""
+    and the tiles' words, `[LANES, WARPS, GROUPS, WORDS]`, of two HALVES `[..., 2]`. A
+    block behind the last is the last."""
     blocks = tl.minimum(blocks, num_blocks - 1)
     x_row_ptrs = x_ptr + (rows * x_stride)[None, None, :]
     x_words = tl.load(x_row_ptrs + (blocks * LANES + value_word(lane_offs)))
     lane_tiles = first_tiles + blocks * LANES
     word_offs = tl.arange(0, WORDS)[None, None, None, :]
-    words = tl.load(weight_ptr + (lane_tiles[:, :, :, None] * WORDS + word_offs))
+    word_offs = lane_tiles[:, :, :, None] * (HALVES * WORDS) + word_offs
+    words = tl.load(weight_ptr + word_offs)
+    if HALVES == 2:
+        # A lane would be given one half of each of two columns by a load of both.
+        words = tl.join(words, tl.load(weight_ptr + (word_offs + WORDS)))
     return x_words, words
 
 
 @triton.jit
-def _load_exponents(
+def _load_scales(
     scale_ptr,
-    first_tiles,  # [LANES, WARPS, GROUPS]
+    first_scales,  # [LANES, WARPS, GROUPS]
     blocks,  # [1, WARPS, 1]
     num_blocks,
-    AS_BYTES: tl.constexpr,
-    LANES: tl.constexpr = LANES,
+    WIDENED: tl.constexpr,
+    SCALE_LANES: tl.constexpr,
+    BLOCK_SHIFT: tl.constexpr,
 ):
-    """The tiles' exponents, `[LANES, WARPS, GROUPS]`, uint8 if AS_BYTES, which spills
-    less, else int32. A block behind the last is the last."""
-    lane_tiles = first_tiles + tl.minimum(blocks, num_blocks - 1) * LANES
-    exponents = tl.load(scale_ptr + lane_tiles)
-    return exponents if AS_BYTES else exponents.to(tl.int32)
+    """The tiles' scales, `[LANES, WARPS, GROUPS]`, as they are stored, which spills
+    less, or exponents as int32 if WIDENED. A block behind the last is the last."""
+    blocks = tl.minimum(blocks, num_blocks - 1) >> BLOCK_SHIFT
+    scales = tl.load(scale_ptr + (first_scales + blocks * SCALE_LANES))
+    return scales.to(tl.int32) if WIDENED else scales
 
 
 @triton.jit
@@ -72,6 +78,7 @@ def _load_contiguous(
     groups,  # [1, WARPS, GROUPS]
     blocks,  # [1, WARPS, 1]
     num_blocks,
+    HALVES: tl.constexpr,
     WARPS: tl.constexpr,
     GROUPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -86,10 +93,15 @@ def _load_contiguous(
     # The order of `value_word`.
     x_words = tl.reshape(tl.permute(x_words, (2, 4, 3, 0, 1)), (LANES, WARPS, BLOCK_M))
     tiles = tl.reshape(groups, (WARPS, GROUPS, 1)) * num_blocks + blocks
-    word_offs = tl.arange(0, LANES * WORDS)[None, None, :]
-    words = tl.load(weight_ptr + (tiles * (LANES * WORDS) + word_offs))
-    words = tl.reshape(words, (WARPS, GROUPS, LANES, WORDS))
-    return x_words, tl.permute(words, (2, 0, 1, 3))
+    TILE: tl.constexpr = LANES * HALVES * WORDS
+    words = tl.load(weight_ptr + (tiles * TILE + tl.arange(0, TILE)[None, None, :]))
+    if HALVES == 2:
+        words = tl.reshape(words, (WARPS, GROUPS, LANES, HALVES, WORDS))
+        words = tl.permute(words, (2, 0, 1, 4, 3))
+    else:
+        words = tl.reshape(words, (WARPS, GROUPS, LANES, WORDS))
+        words = tl.permute(words, (2, 0, 1, 3))
+    return x_words, words
 
 
 @triton.jit
@@ -132,6 +144,9 @@ def _products(
     num_blocks,
     EVEN_K: tl.constexpr,
     SCALE_VALUES: tl.constexpr,
+    FORMAT: tl.constexpr,
+    GROUP_SHIFT: tl.constexpr,
+    BLOCK_SHIFT: tl.constexpr,
     AHEAD: tl.constexpr,
     PAIRED: tl.constexpr,
     WARPS_K: tl.constexpr,
@@ -145,14 +160,22 @@ def _products(
     GROUPS, LANES]` fp32, of `num_groups` of an expert. `WARPS_K` sub-groups share the
     blocks along K.
 
-    What a block needs is loaded an iteration ahead: exponents here, the rest here if
-    AHEAD, else by the compiler. A scale multiplies the products of its block, or, in
-    tiles of many rows, the values: that takes fewer instructions.
+    2^`GROUP_SHIFT` groups times 2^`BLOCK_SHIFT` blocks share a scale; with -1 each
+    column has its own. What a block needs is loaded an iteration ahead: scales here,
+    the rest here if AHEAD, else by the compiler. A scale multiplies the products of its
+    block, or, in tiles of many rows, the values: that takes fewer instructions.
     """
     WARPS: tl.constexpr = WARPS_K * WARPS_N
-    expert_tiles = expert.to(tl.int64) * num_groups * num_blocks
-    weight_ptr += expert_tiles * (LANES * WORDS)
-    scale_ptr += expert_tiles * LANES
+    HALVES: tl.constexpr = 2 if FORMAT == "fp8" else 1
+    SCALE_LANES: tl.constexpr = LANES if GROUP_SHIFT < 0 else 1
+    WIDENED: tl.constexpr = FORMAT == "mxfp4" and not AHEAD
+    expert_groups = expert.to(tl.int64) * num_groups
+    weight_ptr += expert_groups * num_blocks * (LANES * HALVES * WORDS)
+    # Shifts: with a division the compiler exchanges scales through registers.
+    num_scales = (((num_blocks - 1) >> BLOCK_SHIFT) + 1) * SCALE_LANES
+    if GROUP_SHIFT > 0:
+        expert_groups = expert.to(tl.int64) * (((num_groups - 1) >> GROUP_SHIFT) + 1)
+    scale_ptr += expert_groups * num_scales
     warp_blocks = tl.arange(0, WARPS)[None, :, None] // WARPS_N  # [1, WARPS, 1]
     lane_offs = tl.arange(0, LANES)[:, None, None]
     if AHEAD:
@@ -161,9 +184,23 @@ def _products(
         lane_offs = lane_offs ^ (num_blocks >> 31)
     # [LANES, WARPS, GROUPS]: an expert has less than 2^31 bytes.
     first_tiles = groups * (num_blocks * LANES) + lane_offs
-    exponents = _load_exponents(scale_ptr, first_tiles, warp_blocks, num_blocks, AHEAD)
+    # [LANES, WARPS, GROUPS]
+    if GROUP_SHIFT < 0:
+        first_scales = groups * num_scales + lane_offs
+    else:
+        # Zero at every lane, without the compiler's knowledge either.
+        first_scales = (groups >> GROUP_SHIFT) * num_scales + (lane_offs >> 4)
+    stored = _load_scales(
+        scale_ptr,
+        first_scales,
+        warp_blocks,
+        num_blocks,
+        WIDENED,
+        SCALE_LANES,
+        BLOCK_SHIFT,
+    )
     largest = tl.zeros([LANES, WARPS, GROUPS], tl.int32)
-    scales = tile_scale(exponents.to(tl.int32))  # [LANES, WARPS, GROUPS]
+    scales = tile_scale(stored, FORMAT)  # [LANES, WARPS, GROUPS]
     if AHEAD:
         next_x, next_words = _load(
             x_ptr,
@@ -174,6 +211,7 @@ def _products(
             warp_blocks,
             lane_offs,
             num_blocks,
+            HALVES,
         )
     acc = tl.zeros([WARPS, BLOCK_M, GROUPS * LANES], tl.float32)
     for start in range(0, num_blocks, WARPS_K):
@@ -190,6 +228,7 @@ def _products(
                 next_blocks,
                 lane_offs,
                 num_blocks,
+                HALVES,
             )
         else:
             x_words, words = _load_contiguous(
@@ -200,32 +239,47 @@ def _products(
                 groups,
                 blocks,
                 num_blocks,
+                HALVES,
                 WARPS,
                 GROUPS,
                 BLOCK_M,
             )
         if AHEAD:
-            scales = tile_scale(exponents.to(tl.int32))
-        largest = tl.maximum(largest, exponents.to(tl.int32))
-        exponents = _load_exponents(
-            scale_ptr, first_tiles, next_blocks, num_blocks, AHEAD
+            scales = tile_scale(stored, FORMAT)
+        if FORMAT == "mxfp4":
+            largest = tl.maximum(largest, stored.to(tl.int32))
+        stored = _load_scales(
+            scale_ptr,
+            first_scales,
+            next_blocks,
+            num_blocks,
+            WIDENED,
+            SCALE_LANES,
+            BLOCK_SHIFT,
         )
         if not EVEN_K:
             x_words = tl.where(blocks < num_blocks, x_words, 0)
         x = _rows(x_words, WARPS, BLOCK_M)
         if SCALE_VALUES:
-            nan_scales = scales + not_a_number(scales)
-            values = tile_values(words, nan_scales[:, :, :, None], False, WARPS, GROUPS)
+            factors = scales
+            if FORMAT == "mxfp4":
+                factors += not_a_number(scales)
+            factors = factors[:, :, :, None]
+            if HALVES == 2:
+                factors = factors[:, :, :, :, None]
+            values = tile_values(words, factors, FORMAT, False, WARPS, GROUPS)
             acc = tl.dot(x, values, acc)
         else:
-            products = tl.dot(x, tile_values(words, 1.0, PAIRED, WARPS, GROUPS))
+            values = tile_values(words, 1.0, FORMAT, PAIRED, WARPS, GROUPS)
+            products = tl.dot(x, values)
             factors = _by_column(scales, WARPS, GROUPS)
             acc = tl.fma(products, tl.broadcast_to(factors, products.shape), acc)
         if not AHEAD:
             # A value of the loop stays as it was loaded: no lane makes another's scale.
-            scales = tile_scale(exponents.to(tl.int32))
-    if not SCALE_VALUES:
-        acc += _by_column(not_a_number(tile_scale(largest)), WARPS, GROUPS)
+            scales = tile_scale(stored, FORMAT)
+    if FORMAT == "mxfp4" and not SCALE_VALUES:
+        largest_scales = tile_scale(largest, FORMAT)
+        acc += _by_column(not_a_number(largest_scales), WARPS, GROUPS)
     return tl.sum(tl.reshape(acc, (WARPS_K, WARPS_N, BLOCK_M, GROUPS, LANES)), 0)
 
 
@@ -242,6 +296,9 @@ def _gate_up_kernel(
     topk,
     limit,
     x_stride,
+    FORMAT: tl.constexpr,
+    GROUP_SHIFT: tl.constexpr,
+    BLOCK_SHIFT: tl.constexpr,
     HAS_LIMIT: tl.constexpr,
     EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -285,6 +342,9 @@ def _gate_up_kernel(
             num_blocks,
             EVEN_K,
             BLOCK_M >= MANY_ROWS,
+            FORMAT,
+            GROUP_SHIFT,
+            BLOCK_SHIFT,
             AHEAD,
             PAIRED,
             WARPS_K,
@@ -318,6 +378,9 @@ def _down_kernel(
     out_ptr,
     num_blocks,
     num_columns,
+    FORMAT: tl.constexpr,
+    GROUP_SHIFT: tl.constexpr,
+    BLOCK_SHIFT: tl.constexpr,
     EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     WARPS_K: tl.constexpr,
@@ -356,6 +419,9 @@ def _down_kernel(
             num_blocks,
             EVEN_K,
             BLOCK_M >= MANY_ROWS,
+            FORMAT,
+            GROUP_SHIFT,
+            BLOCK_SHIFT,
             AHEAD,
             PAIRED,
             WARPS_K,

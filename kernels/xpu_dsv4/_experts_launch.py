@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from . import _experts_config as config
+from ._experts_formats import Format
 from ._experts_kernels import _down_kernel, _gate_up_kernel
 from ._experts_route import (
     CHUNK,
@@ -16,7 +17,7 @@ from ._experts_route import (
     by_pair,
     num_tiles,
 )
-from ._experts_weights import TILE_K
+from ._experts_weights import LANES, TILE_K
 from ._launch import cdiv, launch_options, next_power_of_2
 
 FEW_PAIRS = 64
@@ -102,13 +103,15 @@ def expert_rows(
     swiglu_limit: float | None,
     workspace: torch.Tensor,
     known: int,
+    form: Format,
     route: Callable[..., None] = route,
 ) -> torch.Tensor:
     """What the chosen expert of each pair gives, in three launches.
 
     Arguments are those of `routed_experts`, checked, and not empty. `known` is the
     number of experts on which pairs fall: the order of sums depends on it, not on
-    how many of them are in memory. `route` may do more than fill the tiles.
+    how many of them are in memory. `form` is that of the weights. `route` may do more
+    than fill the tiles.
 
     Returns:
         Rows of shape `[T * K, H]`, bf16, in `workspace`. Those of pairs whose expert is
@@ -130,7 +133,12 @@ def expert_rows(
     route(topk_ids, expert_map, experts, tile_experts, tile_pairs, block_m)
     tiles, like = tile_experts.shape[0], num_tiles(pairs, known, block_m)
     x = _in_words(hidden_states)
-    first = config.product(block_m, like, hidden, 2 * columns, device.type)
+    stored = {
+        "FORMAT": form.name,
+        "GROUP_SHIFT": (form.columns // LANES).bit_length() - 1,
+        "BLOCK_SHIFT": (form.values // TILE_K).bit_length() - 1,
+    }
+    first = config.product(block_m, like, hidden, 2 * columns, device.type, form.bits)
     _gate_up_kernel[(first.programs, tiles)](
         x,
         w13.view(torch.int32),
@@ -143,6 +151,7 @@ def expert_rows(
         topk,
         0.0 if swiglu_limit is None else swiglu_limit,
         x.stride(0),
+        **stored,
         HAS_LIMIT=swiglu_limit is not None,
         EVEN_K=first.even_k,
         BLOCK_M=block_m,
@@ -155,7 +164,7 @@ def expert_rows(
             device, first.warps_k * first.warps_n, first.stages, first.grf
         ),
     )
-    second = config.product(block_m, like, columns, hidden, device.type)
+    second = config.product(block_m, like, columns, hidden, device.type, form.bits)
     _down_kernel[(second.programs, tiles)](
         activated.view(torch.int32),
         w2.view(torch.int32),
@@ -165,6 +174,7 @@ def expert_rows(
         rows,
         columns // TILE_K,
         hidden,
+        **stored,
         EVEN_K=second.even_k,
         BLOCK_M=block_m,
         WARPS_K=second.warps_k,

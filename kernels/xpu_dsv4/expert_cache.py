@@ -21,6 +21,7 @@ from ._checks import (
 )
 from ._expert_cache_kernels import _assign_kernel, _fetch_kernel
 from ._experts_checks import check_experts
+from ._experts_formats import MXFP4
 from ._experts_launch import (
     FEW_PAIRS,
     combine,
@@ -332,6 +333,7 @@ def cached_experts(
         out,
         workspace,
         experts,
+        MXFP4,
     )
     (tokens, hidden), topk = hidden_states.shape, topk_ids.shape[1]
     num_slots, columns, _ = slots[0].shape
@@ -353,6 +355,7 @@ def cached_experts(
             swiglu_limit,
             workspace,
             experts,
+            MXFP4,
             partial(_fetch_and_route, cache, wave),
         )
     combine(rows, topk_weights, topk_ids, None, experts, out)

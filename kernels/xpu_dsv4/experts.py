@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Routed experts with MXFP4 weights in four launches: tiles, gate and up, down, sum.
+"""Routed experts in four launches: tiles, gate and up, down, sum.
 
-Source of the formulas: DeepSeek-V3, arXiv:2412.19437, equations 12 to 16; clamp as in
-DeepSeek-V4's own code; MXFP4 in OCP Microscaling Formats (MX), version 1.0.
+Weights are in MXFP4, in FP8 under a scale for each block, or in INT4 under a scale for
+each group. Source of the formulas: DeepSeek-V3, arXiv:2412.19437, equations 12 to 16;
+clamp as in DeepSeek-V4's own code; MXFP4 in OCP Microscaling Formats (MX), version 1.0.
 """
 
 import torch
 
 from ._checks import check_once
 from ._experts_checks import check_experts, check_weight
+from ._experts_formats import FP8, INT4, MXFP4, format_of
 from ._experts_launch import combine, expert_rows, workspace_bytes, workspace_sizes
-from ._experts_weights import LANES, TILE_BYTES
+from ._experts_weights import LANES, TILE_K
 
 
 def arrange_mxfp4_experts(weight: torch.Tensor, scale: torch.Tensor) -> None:
@@ -31,11 +33,83 @@ def arrange_mxfp4_experts(weight: torch.Tensor, scale: torch.Tensor) -> None:
         ValueError: naming the argument, its value and what was expected.
 
     """
-    check_weight("weight", weight, scale, None, None)
+    check_weight("weight", weight, scale, MXFP4)
     for codes, exponents in zip(weight, scale, strict=True):
-        for part, size in ((codes, TILE_BYTES), (exponents, 1)):
-            tiles = part.view(-1, LANES, part.shape[1] // size, size)
-            part.copy_(tiles.transpose(1, 2).reshape(part.shape))
+        _arrange(codes, TILE_K // 2)
+        _arrange(exponents, 1)
+
+
+def arrange_fp8_experts(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    scale_block: tuple[int, int] = (FP8.columns, FP8.values),
+) -> None:
+    """Bring a checkpoint's FP8 experts into the order of `routed_experts`, in place.
+
+    As `arrange_mxfp4_experts`. A code of NaN makes NaN of its block's scale: kernels
+    would take it for 480.
+
+    Args:
+        weight (torch.Tensor):
+            e4m3 codes of shape `[E, N, K]`, contiguous. N is a multiple of 16, K of 32.
+        scale (torch.Tensor):
+            Scales of shape `[E, N / columns, K / values]`, rounded up, fp32,
+            contiguous, in the order in which they stay.
+        scale_block (tuple[int, int]):
+            Columns and values under a scale: 16 and 32 times powers of 2.
+
+    Raises:
+        ValueError: naming the argument, its value and what was expected.
+
+    """
+    form = format_of("weight", weight, scale, scale_block)
+    check_weight("weight", weight, scale, form)
+    places = (torch.arange(size, device=weight.device) for size in weight.shape[1:])
+    columns, values = next(places)[::LANES, None], next(places)[::TILE_K]
+    blocks = columns // form.columns, values // form.values
+    for codes, factors in zip(weight.view(torch.uint8), scale, strict=True):
+        is_nan = (codes & 0x7F == 0x7F).view(-1, LANES, len(values), TILE_K)
+        nan = torch.zeros(len(columns), len(values)).to(factors)
+        nan.masked_fill_(is_nan.any(3).any(1), torch.nan)
+        factors.index_put_(blocks, nan, accumulate=True)
+        halves = codes.view(-1, TILE_K // 2, 2).transpose(1, 2)
+        codes.copy_(halves.reshape(codes.shape))
+        _arrange(codes, TILE_K)
+
+
+def arrange_int4_experts(
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    scale_block: tuple[int, int] = (INT4.columns, INT4.values),
+) -> None:
+    """Bring a checkpoint's INT4 experts into the order of `routed_experts`, in place.
+
+    As `arrange_mxfp4_experts`.
+
+    Args:
+        weight (torch.Tensor):
+            Codes of shape `[E, N, K / 2]`, uint8, contiguous: a value plus 8, two per
+            byte, the even one in the low nibble. N is a multiple of 16, K of 32.
+        scale (torch.Tensor):
+            Scales of shape `[E, N, K / values]`, rounded up, bf16, contiguous.
+        scale_block (tuple[int, int]):
+            1, and values under a scale: 32 times a power of 2.
+
+    Raises:
+        ValueError: naming the argument, its value and what was expected.
+
+    """
+    form = format_of("weight", weight, scale, scale_block)
+    check_weight("weight", weight, scale, form)
+    for codes, factors in zip(weight, scale, strict=True):
+        _arrange(codes, TILE_K // 2)
+        _arrange(factors, 1)
+
+
+def _arrange(part: torch.Tensor, size: int) -> None:
+    """Bring `size` elements of each of 16 neighbouring rows together, in place."""
+    tiles = part.view(-1, LANES, part.shape[1] // size, size)
+    part.copy_(tiles.transpose(1, 2).reshape(part.shape))
 
 
 def workspace_size(
@@ -67,6 +141,7 @@ def routed_experts(
     swiglu_limit: float | None = None,
     out: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
+    scale_block: tuple[int, int] | None = None,
 ) -> torch.Tensor:
     """Each token's experts, weighted and summed in the order of `topk_ids`.
 
@@ -79,15 +154,17 @@ def routed_experts(
         hidden_states (torch.Tensor):
             Rows of shape `[T, H]`, bf16; may be strided. H is a multiple of 32.
         w13 (torch.Tensor):
-            e2m1 codes of gate, then up, of shape `[E, 2 * I, H / 2]`, uint8, arranged
-            by `arrange_mxfp4_experts`. I is a multiple of 32.
+            Codes of gate, then up: e2m1 or INT4 of shape `[E, 2 * I, H / 2]`, uint8,
+            or e4m3 of shape `[E, 2 * I, H]`, arranged by `arrange_mxfp4_experts` and
+            its kin. I is a multiple of 32, and of the columns under a scale.
         w13_scale (torch.Tensor):
-            UE8M0 exponents of shape `[E, 2 * I, H / 32]`, uint8, arranged with it. 255
-            makes NaN of its column.
+            Arranged with it: UE8M0 exponents of shape `[E, 2 * I, H / 32]`, uint8, of
+            which 255 makes NaN of its column; for INT4 bf16 of shape `[E, 2 * I, H /
+            values]`; for FP8 fp32 of shape `[E, 2 * I / columns, H / values]`.
         w2 (torch.Tensor):
-            e2m1 codes of shape `[E, H, I / 2]`, uint8, arranged likewise.
+            Codes in the same format, of shape `[E, H, I / 2]` or `[E, H, I]`.
         w2_scale (torch.Tensor):
-            UE8M0 exponents of shape `[E, H, I / 32]`, uint8, arranged with it.
+            Its scales, with H for `2 * I` and I for H, rounded up.
         topk_weights (torch.Tensor):
             Weight of each chosen expert, of shape `[T, K]`, fp32 or bf16.
         topk_ids (torch.Tensor):
@@ -103,6 +180,9 @@ def routed_experts(
             Where to write the result, of shape `[T, H]`, bf16. None allocates.
         workspace (torch.Tensor | None):
             `workspace_size` bytes, uint8. None allocates.
+        scale_block (tuple[int, int] | None):
+            Columns and values under a scale, for FP8 and INT4; None: 128 x 128 and
+            1 x 128.
 
     Returns:
         Rows of shape `[T, H]`, bf16.
@@ -111,9 +191,10 @@ def routed_experts(
         ValueError: naming the argument, its value and what was expected.
 
     """
+    form = format_of("w13", w13, w13_scale, scale_block)
     arguments = (hidden_states, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids)
     experts, columns, topk = w13.shape[0], w13.shape[1] // 2, topk_ids.shape[1]
-    check_once(check_experts, *arguments, expert_map, out, workspace, experts)
+    check_once(check_experts, *arguments, expert_map, out, workspace, experts, form)
     tokens, hidden = hidden_states.shape
     device = hidden_states.device
     if out is None:
@@ -135,6 +216,7 @@ def routed_experts(
         swiglu_limit,
         workspace,
         experts,
+        form,
     )
     combine(rows, topk_weights, topk_ids, expert_map, experts, out)
     return out

@@ -4,9 +4,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from math import gcd
 
 import torch
 
+from kernels.xpu_dsv4._experts_formats import FP8, INT4, MXFP4, Format
+from kernels.xpu_dsv4._launch import cdiv
 from lab.aot.calls.shapes import Case, Sizes, f32, i32, meta, op, u8
 
 LIMIT = 10.0
@@ -42,21 +45,42 @@ EXPERTS = (
 )
 
 
-def experts(model: Experts, tokens: int, *, tensor: int = 1, expert: int = 1) -> object:
+QUANTIZED = {"FP8": FP8, "INT4": INT4}
+"""Formats beside MXFP4 in which Flash and Pro are published."""
+
+
+def experts(
+    model: Experts,
+    tokens: int,
+    *,
+    tensor: int = 1,
+    expert: int = 1,
+    form: Format = MXFP4,
+) -> object:
     """The experts of a rank of `tensor` tensor-parallel or `expert` expert-parallel
-    ones."""
+    ones. Blocks of FP8 are as small as vLLM makes them where ranks cut them."""
     hidden, columns = model.hidden, model.intermediate // tensor
     count = model.count // expert
+    block = form.columns, form.values
+    if form == FP8:
+        block = (gcd(128, columns),) * 2
+
+    def weight(rows: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+        scales = cdiv(rows, block[0]), cdiv(depth, block[1])
+        return (
+            meta(count, rows, form.width(depth), dtype=form.codes),
+            meta(count, *scales, dtype=form.scales),
+        )
+
     return op("experts", "routed_experts")(
         meta(tokens, hidden),
-        meta(count, 2 * columns, hidden // 2, dtype=u8),
-        meta(count, 2 * columns, hidden // 32, dtype=u8),
-        meta(count, hidden, columns // 2, dtype=u8),
-        meta(count, hidden, columns // 32, dtype=u8),
+        *weight(2 * columns, hidden),
+        *weight(hidden, columns),
         meta(tokens, model.topk, dtype=f32),
         meta(tokens, model.topk, dtype=i32),
         meta(model.count, dtype=i32) if expert > 1 else None,
         LIMIT,
+        scale_block=None if form == MXFP4 else block,
     )
 
 
@@ -99,3 +123,14 @@ def experts_cases(sizes: Sizes) -> Iterator[Case]:
                         made = partial(experts, model, tokens, **{kind: ranks})
                         label = f"{model.name} {name}{ranks} T{tokens}"
                         yield Case("experts", label, made)
+
+
+def quantized_cases(sizes: Sizes) -> Iterator[Case]:
+    """The same of Flash and Pro in FP8 and INT4."""
+    for name, form in QUANTIZED.items():
+        for case in experts_cases(sizes):
+            made = case.call
+            if not case.label.startswith("V4.1"):
+                assert isinstance(made, partial)
+                label = case.label.replace(" ", f" {name} ", 1)
+                yield Case("experts", label, partial(made, form=form))

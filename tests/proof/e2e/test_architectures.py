@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each kind of Intel GPU does with a release: it serves, or says why not.
 
-The checkpoint's experts are MXFP4, its prompts make the indexer choose.
+The checkpoint's experts are MXFP4 where a test says nothing else, its prompts make the
+indexer choose.
 """
 
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 from packaging.version import Version
 
 from proof.e2e.judging.checks import check_same_tokens
+from proof.e2e.judging.verdicts import FORMATS, Format, verdict
 from proof.e2e.running.serving import Engines, EngineStopped, Job, Prompt
 
 pytestmark = pytest.mark.newest
@@ -28,6 +30,34 @@ SCORES = "Only XE2 mqa logits kernel is supported currently"
 @pytest.mark.serves(XE2, PVC)
 def test_a_max_gpu_answers_as_an_xe2(engines: Engines, release: str) -> None:
     check_same_tokens(engines.serve(release, PVC), engines.serve(release, XE2))
+
+
+def by_triton(name: str) -> Format:
+    """A kind of checkpoint on a Max GPU, its experts by our kernels."""
+    job = replace(
+        FORMATS[name].job,
+        name=f"{name} by triton on pvc",
+        engine=(("moe_backend", "triton"),),
+        architecture="pvc",
+    )
+    return replace(FORMATS[name], job=job)
+
+
+QUANTIZED = {name: by_triton(name) for name in ("base", "int4")}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.serves(form.job))
+        for name, form in QUANTIZED.items()
+    ],
+)
+def test_fp8_and_int4_on_a_max_gpu(engines: Engines, release: str, name: str) -> None:
+    """Every layer as Hugging Face's model has it, by experts that no op refuses."""
+    found = verdict(engines, release, QUANTIZED[name])
+    assert found.kind == "serves", found.why
 
 
 @pytest.mark.serves(XE3)
