@@ -22,7 +22,6 @@ GROUPS: tuple[Callable[[Sizes], Iterator[Case]], ...] = (
     cases_layer.inv_rope_cases,
     cases_layer.nvfp4_cases,
     cases_experts.experts_cases,
-    cases_experts.quantized_cases,
     cases_experts.fetch_cases,
 )
 

@@ -52,10 +52,11 @@ QUANTIZED = {"FP8": FP8, "INT4": INT4}
 def experts(
     model: Experts,
     tokens: int,
+    form: Format = MXFP4,
+    /,
     *,
     tensor: int = 1,
     expert: int = 1,
-    form: Format = MXFP4,
 ) -> object:
     """The experts of a rank of `tensor` tensor-parallel or `expert` expert-parallel
     ones. Blocks of FP8 are as small as vLLM makes them where ranks cut them."""
@@ -114,23 +115,21 @@ def fetch_cases(sizes: Sizes) -> Iterator[Case]:
 
 
 def experts_cases(sizes: Sizes) -> Iterator[Case]:
+    """Each model in MXFP4, Flash and Pro in FP8 and INT4 as well."""
+    yield from _cases_of(EXPERTS, "", MXFP4, sizes)
+    for name, form in QUANTIZED.items():
+        yield from _cases_of(EXPERTS[:2], f" {name}", form, sizes)
+
+
+def _cases_of(
+    models: tuple[Experts, ...], name: str, form: Format, sizes: Sizes
+) -> Iterator[Case]:
     """Each model at each tensor-parallel and expert-parallel size."""
-    for model in EXPERTS:
+    for model in models:
         for tokens in sorted({*sizes.tokens, *BETWEEN, *sizes.chunks}):
             for ranks in PARALLEL:
-                for kind, name in (("tensor", "TP"), ("expert", "EP")):
+                for kind, short in (("tensor", "TP"), ("expert", "EP")):
                     if ranks > 1 or kind == "tensor":
-                        made = partial(experts, model, tokens, **{kind: ranks})
-                        label = f"{model.name} {name}{ranks} T{tokens}"
+                        made = partial(experts, model, tokens, form, **{kind: ranks})
+                        label = f"{model.name}{name} {short}{ranks} T{tokens}"
                         yield Case("experts", label, made)
-
-
-def quantized_cases(sizes: Sizes) -> Iterator[Case]:
-    """The same of Flash and Pro in FP8 and INT4."""
-    for name, form in QUANTIZED.items():
-        for case in experts_cases(sizes):
-            made = case.call
-            if not case.label.startswith("V4.1"):
-                assert isinstance(made, partial)
-                label = case.label.replace(" ", f" {name} ", 1)
-                yield Case("experts", label, partial(made, form=form))

@@ -63,6 +63,9 @@ class RankPages:
         self._before = {
             rows.data_ptr(): rows.clone() for rows, _ in self._caches.values()
         }
+        if next(iter(self._before.values())).device.type != "cpu":
+            # A transfer waits for no kernel, and would be poisoned behind.
+            torch.accelerator.synchronize()
 
     def page_rows(self, ids: list[list[int]]) -> Rows:
         """The bytes of blocks, by group."""
