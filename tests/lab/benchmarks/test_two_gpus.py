@@ -88,8 +88,9 @@ def entry(**changed: int) -> dict[str, int]:
     return {"compared": 2, "known": 0, "wrong": 0, "missing": 0, **changed}
 
 
-def fetched(stray: int = 0, **changed: int) -> dict[str, Any]:
-    return {"pages": {"stray": stray, "groups": {"a": entry(), "b": entry(**changed)}}}
+def fetched(stray: int = 0, unlike: int = 0, **changed: int) -> dict[str, Any]:
+    groups = {"a": entry(), "b": entry(**changed)}
+    return {"pages": {"stray": stray, "unlike": unlike, "groups": groups}}
 
 
 @pytest.mark.parametrize(
@@ -99,6 +100,7 @@ def fetched(stray: int = 0, **changed: int) -> dict[str, Any]:
         (fetched(missing=1), "blocks are missing"),
         (fetched(compared=0), "nothing came"),
         (fetched(stray=1), "other blocks were written"),
+        (fetched(unlike=1), "ranks have different bytes"),
     ],
 )
 def test_each_way_in_which_a_transfer_is_wrong_is_seen(
