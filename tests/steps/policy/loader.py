@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A start names the loader that checks, for the model and its draft."""
 
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from helpers.loading import Model
 from . import starts
 
 LOADERS = "vllm.model_executor.model_loader"
-FORMATS = ["auto", "hf", "safetensors", "npcache"]
+FORMATS = ["auto", "hf", "safetensors", "fastsafetensors"]
 
 
 def registered() -> Any:
@@ -34,6 +35,13 @@ def test_checkpoints_are_loaded_with_checks(load_format: str, tmp_path: Path) ->
     assert config.load_format == found
 
 
+def test_each_process_hears_of_the_loader() -> None:
+    """vLLM loads these plugins in all of its processes."""
+    points = {point.name: point for point in entry_points(group="vllm.general_plugins")}
+    assert "xpu_dsv4" in points, f"the start ends with {sorted(points)}"
+    assert points["xpu_dsv4"].load() is layout.module("vllm_xpu_dsv4").register_loader
+
+
 @pytest.mark.unchanged
 def test_other_formats_stay(tmp_path: Path) -> None:
     config = starts.configured(tmp_path, {}, load_format="dummy")
@@ -41,13 +49,13 @@ def test_other_formats_stay(tmp_path: Path) -> None:
 
 
 def test_a_draft_of_another_format_is_checked_too() -> None:
-    formats = [SimpleNamespace(load_format=name) for name in ("auto", "pt")]
+    formats = [SimpleNamespace(load_format=name) for name in ("auto", "hf")]
     config = SimpleNamespace(
         load_config=formats[0],
         speculative_config=SimpleNamespace(draft_load_config=formats[1]),
     )
     layout.module("vllm_xpu_dsv4.load_formats").check_checkpoint(config)
-    assert [it.load_format for it in formats] == ["auto+xpu_dsv4", "pt+xpu_dsv4"]
+    assert [it.load_format for it in formats] == ["auto+xpu_dsv4", "hf+xpu_dsv4"]
 
 
 @pytest.mark.parametrize(("kind", "of_draft"), [("generate", False), ("draft", True)])

@@ -15,11 +15,8 @@ FORMATS = (
     "safetensors",
     "fastsafetensors",
     "instanttensor",
-    "mistral",
-    "npcache",
-    "pt",
 )
-"""Those of vLLM's default loader, under the name that the user gives."""
+"""Those of safetensors that vLLM's default loader reads, as the user names them."""
 
 
 def check_checkpoint(vllm_config: "VllmConfig") -> None:
