@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's worker of one rank, on the CPU, around the release's own XPU model runner."""
 
+import importlib
 import inspect
 from typing import Any
 
@@ -14,6 +15,11 @@ from vllm.v1.worker.workspace import init_workspace_manager
 from vllm.v1.worker.xpu_model_runner import XPUModelRunner, XPUModelRunnerV2
 
 from standins.emulated_xpu import device_api
+from standins.emulated_xpu.decisions import plugin
+
+if plugin():
+    # As vLLM lets the general plugins of a wheel do, of which a run here has none.
+    importlib.import_module("vllm_xpu_dsv4").register_loader()
 
 
 class EmulatedXpuWorker(Worker):

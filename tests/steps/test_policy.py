@@ -5,10 +5,16 @@ from pathlib import Path
 
 from helpers import layout
 from policy import options
+from policy.faults import *  # noqa: F403
+from policy.layouts import *  # noqa: F403
+from policy.loader import *  # noqa: F403
 from policy.options import *  # noqa: F403
+from policy.parts import *  # noqa: F403
 from policy.plugin import *  # noqa: F403
 from policy.quantizations import *  # noqa: F403
+from policy.shards import *  # noqa: F403
 from policy.starts import looks_here  # noqa: F401
+from policy.tensors import *  # noqa: F403
 
 if layout.RELEASE >= (0, 31):
     from policy.graph_drafts import *  # noqa: F403
@@ -17,6 +23,7 @@ if layout.RELEASE >= (0, 31):
     from policy.images import *  # noqa: F403
     from policy.nixl import *  # noqa: F403
     from policy.v41 import *  # noqa: F403
+    from policy.v41_tensors import *  # noqa: F403
 
     def test_experts_that_move(tmp_path: Path) -> None:
         """The model does nothing of it, and says nothing."""

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from helpers import layout, model_configs, v41
-from helpers.loading import model_classes
 
 ARCHITECTURE = "DSparkV41DraftModel"
 DRAFT = {
@@ -54,14 +53,6 @@ def test_its_layers(tmp_path: Path) -> None:
         for layer in draft.layers
     ]
     assert found == [("DeepseekV41XPUDecoderLayer", "DeepseekV41XPUAttention", 4)] * 2
-
-
-@pytest.mark.unchanged
-def test_every_class_names_what_a_checkpoint_lacks() -> None:
-    kinds = model_classes()
-    assert kinds, "no model is served"
-    for name, kind in kinds.items():
-        assert kind.requires_scales, name
 
 
 def take_rank(rank: int, patch: pytest.MonkeyPatch) -> None:
@@ -166,20 +157,6 @@ def test_keys_of_the_context_are_inserted_where_slots_are(tmp_path: Path) -> Non
     ((owner, keys, *where),) = given
     assert owner is attn and where[0] is positions and where[1] is slots
     assert torch.equal(keys, projected[:, attn.q_lora_rank :] + 1)
-
-
-def test_its_tensors_are_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And loaded by the class that CUDA's draft is loaded by."""
-    draft = end_of_start(tmp_path)
-    kind = layout.module(f"{NVIDIA}.dspark").DSparkDeepseekV4ForCausalLM
-    monkeypatch.setattr(kind, "load_weights", lambda self, given: {n for n, _ in given})
-    name = "mtp.0.attn_norm.weight"
-    assert draft.load_weights([(name, torch.ones(4))]) == {name}
-    with pytest.raises(ValueError, match=f"{name} is int8"):
-        draft.load_weights([(name, torch.ones(4, dtype=torch.int8))])
-    assert draft.reads_draft
 
 
 @pytest.mark.unchanged

@@ -2,7 +2,6 @@
 """DeepSeek-V4.1 on XPU: the model that NVIDIA's is, with XPU's attention."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,49 +72,6 @@ def test_wo_a_is_unpacked_exactly(tmp_path: Path) -> None:
     assert torch.equal(wo_a.weight.cpu().float(), codes.float() * whole)
 
 
-def scale(columns: int, rows: int = 256) -> torch.Tensor:
-    """Powers of two, one for each 32 x 32 of a layer."""
-    exponents = torch.arange(rows // 32 * (columns // 32)) % 8 - 12
-    return torch.exp2(exponents.float()).view(rows // 32, columns // 32)
-
-
-def test_float32_scales_keep_their_values(tmp_path: Path) -> None:
-    model = end_of_start(tmp_path)
-    wo_b = model.language_model.model.layers[0].attn.wo_b
-    rows, columns = wo_b.weight.shape
-    given = scale(columns, rows)
-    model.load_weights([("layers.0.attn.wo_b.scale", given)])
-    held = wo_b.weight_scale.data.cpu().view(torch.uint8).int() - 127
-    held = torch.exp2(held.float())
-    assert model.requires_scales
-    model.multimodal_config = SimpleNamespace(mm_encoder_only=True)
-    model.load_weights([("layers.0.attn.wo_b.scale", given)])
-    assert not model.requires_scales, "a server of the tower alone reads all scales"
-    # Each row has its own.
-    assert torch.equal(held, given.repeat_interleave(len(held) // len(given), 0))
-
-
-WRONG = {
-    "wo_b.scale": (lambda rows, columns: scale(columns, rows) * 1.1, "powers of two"),
-    "wo_b.scale ": (lambda rows, columns: scale(columns, rows).bfloat16(), "bfloat16"),
-    "wo_b.scale  ": (lambda rows, columns: scale(columns, rows)[:1], "32 x 32"),
-    "wo_b.weight": (lambda rows, columns: torch.ones(rows, columns), "float32"),
-    "attn_sink": (lambda *_: torch.ones(layout.HEADS).double(), "float64"),
-    "attn_sink ": (lambda *_: torch.ones(layout.HEADS - 1), f"{layout.HEADS},"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_tensor_is_named(case: str, tmp_path: Path) -> None:
-    """By its name, with what is read there."""
-    model = end_of_start(tmp_path)
-    make, reason = WRONG[case]
-    name = f"layers.0.attn.{case.strip()}"
-    shape = model.language_model.model.layers[0].attn.wo_b.weight.shape
-    with pytest.raises(ValueError, match=f"{name} .*{reason}"):
-        model.load_weights([(name, make(*shape))])
-
-
 def test_published_tensors_arrive(tmp_path: Path) -> None:
     """Of tower, image parts and routers, beside the text model."""
     model = end_of_start(tmp_path, limit_mm_per_prompt={"image": 1})
@@ -149,40 +105,6 @@ def test_images_need_not_stay_whole(tmp_path: Path) -> None:
 def test_a_server_without_images_has_no_tower(tmp_path: Path) -> None:
     model = end_of_start(tmp_path, limit_mm_per_prompt={"image": 0})
     assert not [name for name, _ in model.named_parameters() if "vision" in name]
-
-
-ENGRAM = {
-    "engram_layer_ids": [1, 3],
-    "engram_num_embeddings": [96, 64],
-    "engram_max_ngram_size": 3,
-    "engram_n_heads": 2,
-    "engram_head_dim": 64,
-}
-E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
-OF_ENGRAM = {
-    "layers.1.engram.embed.weight": ((96, 64), E4M3),
-    "layers.1.engram.embed.scale": ((96, 2), E8M0),
-    "layers.3.engram.embed.weight": ((64, 64), E4M3),
-    "layers.3.engram.embed.scale": ((64, 2), E8M0),
-    # Keys of four streams and a value of 256, from 2 x 2 columns.
-    "layers.3.engram.wkv.weight": ((5 * 256, 256), E4M3),
-    "layers.3.engram.wkv.scale": ((40, 8), E8M0),
-}
-
-
-@pytest.mark.parametrize("name", OF_ENGRAM)
-def test_rows_of_engram_are_those_of_config(name: str, tmp_path: Path) -> None:
-    config = end_of_start(tmp_path).config
-    config.update(ENGRAM)
-    found = "vllm.model_executor.model_loader.deepseek_v4_checkpoint"
-    check = layout.module(found).check_tensors
-    (rows, columns), dtype = OF_ENGRAM[name]
-    whole = torch.ones(rows, columns).to(dtype)
-    ((_, passed),) = check(config, [(name, whole)])
-    assert passed is whole
-    for wrong in (whole[:-1], torch.ones(rows + 1, columns).to(dtype)):
-        with pytest.raises(ValueError, match=f"{name} is "):
-            list(check(config, [(name, wrong)]))
 
 
 def test_prefill_compiles_its_indices_in_the_warm_up(tmp_path: Path) -> None:

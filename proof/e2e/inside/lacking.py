@@ -30,12 +30,17 @@ MISFITS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 Tensors = dict[str, torch.Tensor]
 
 
-def without(loader: Any, model: Any, tensors: Tensors) -> dict[str, str]:
+def without(loader: Any, model: Any, tensors: Tensors, draft: bool) -> dict[str, str]:
     """By tensor that `model` reads, what the check says without it; "" for nothing."""
-    from vllm.model_executor.model_loader.checkpoint_parts import PartsCheck
+    from vllm_xpu_dsv4.checkpoint_parts import PartsCheck
+    from vllm_xpu_dsv4.checkpoint_tensors import check_tensors
 
     fills = {
-        name: set(model.load_weights([(name, tensor)]))
+        name: set(
+            model.load_weights(
+                check_tensors(model.config, [(name, tensor)], of_draft=draft)
+            )
+        )
         for name, tensor in tensors.items()
     }
     filled = Counter(name for names in fills.values() for name in names)
@@ -49,7 +54,7 @@ def without(loader: Any, model: Any, tensors: Tensors) -> dict[str, str]:
             pass
         left = {name for name in filled if filled[name] > (name in names)}
         try:
-            parts.check(model, left)
+            parts.check(model, left, draft=draft)
         except ValueError as error:
             # Of a layer without its scale the weight is named.
             known = {lost, lost.removesuffix("scale") + "weight", *names}
@@ -60,17 +65,27 @@ def without(loader: Any, model: Any, tensors: Tensors) -> dict[str, str]:
 
 
 def misfit(
-    model: Any, tensors: Tensors, damage: Callable[[torch.Tensor], torch.Tensor]
+    model: Any,
+    tensors: Tensors,
+    damage: Callable[[torch.Tensor], torch.Tensor],
+    draft: bool,
 ) -> dict[str, str]:
     """By tensor, what the loader says with that one damaged; "" if it does not name
     the tensor."""
-    from vllm.model_executor.model_loader.checkpoint_check import load_named
+    from vllm_xpu_dsv4.checkpoint_faults import Following
+    from vllm_xpu_dsv4.checkpoint_tensors import check_tensors
 
     found = {}
     for name, tensor in tensors.items():
         found[name] = ""
+        following = Following()
+        given = following.followed([(name, damage(tensor))])
         try:
-            load_named(model, [(name, damage(tensor))])
+            try:
+                model.load_weights(check_tensors(model.config, given, of_draft=draft))
+            except Exception as error:
+                following.blame(error)
+                raise
         except Exception as error:
             found[name] = str(error) if name in str(error) else ""
     return found
@@ -79,21 +94,23 @@ def misfit(
 def main() -> None:
     job, answer = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+    from vllm_xpu_dsv4.loader import CheckedLoader
 
     found: dict[str, dict[str, dict[str, str]]] = {}
-    whole: Any = DefaultModelLoader.load_weights
+    whole: Any = CheckedLoader.load_weights
 
     def load_weights(self: Any, model: Any, config: Any) -> None:
         whole(self, model, config)
-        tensors = dict(self.get_all_weights(config, model))
-        of_model = {LOST: without(self, model, tensors)}
+        tensors = dict(DefaultModelLoader.get_all_weights(self, config, model))
+        draft = config.runner_type == "draft"
+        of_model = {LOST: without(self, model, tensors, draft)}
         read = {name: tensors[name] for name in of_model[LOST]}
         for name, damage in MISFITS.items():
-            of_model[name] = misfit(model, read, damage)
+            of_model[name] = misfit(model, read, damage, draft)
         found[type(model).__name__] = of_model
         whole(self, model, config)
 
-    DefaultModelLoader.load_weights = load_weights
+    CheckedLoader.load_weights = load_weights
     engine.start(job)
     torch.save(found, answer)
 

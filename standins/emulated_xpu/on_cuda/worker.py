@@ -19,7 +19,11 @@ def workers_checks() -> tuple[type, ...]:
     """What the wheel's plugin, if it is on, puts before the class of a worker."""
     if not plugin():
         return ()
+    import vllm_xpu_dsv4
     from vllm_xpu_dsv4.releases import COMPARES_GRAPHS
+
+    # As vLLM lets the general plugins of a wheel do, of which a run here has none.
+    vllm_xpu_dsv4.register_loader()
 
     if not COMPARES_GRAPHS:
         return ()

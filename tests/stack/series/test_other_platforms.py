@@ -20,9 +20,6 @@ FOR_ALL = {
     "thoughts-grammar",
     "swa-rope",
     "cpu-tile-scheduler",
-    "checkpoint-faults",
-    "checkpoint-parts",
-    "truncated-shard",
     "fp8-experts",
     "inv-rope-launch",
     "online-arguments",
@@ -39,7 +36,6 @@ PACKAGED = re.compile(rb'\+ +"[\w/.*]+",\n')
 # XPU in a file of all, methods that only XPU's model calls, and branches on is_xpu()
 # between modules of which only XPU's can be imported here.
 OF_XPU_ALONE = {
-    "checkpoint-layouts",
     "experts",
     "nvfp4-draft",
     "packed-wo-a",

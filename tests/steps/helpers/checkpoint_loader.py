@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from . import layout, model_configs, quantizations
+from . import layout, model_configs, published, quantizations
 
 HIDDEN, INTER, Q_LORA = 256, 128, 128
 BLOCK, GROUP = 128, 32
@@ -43,6 +43,7 @@ class Loader:
     """A model of three small layers, or its draft model, and its own loader."""
 
     def __init__(self, owner: str, expert_dtype: str, kind: str = "") -> None:
+        self._owner = owner
         self._config = model_configs.vllm_config(speculative_tokens=1, quantized=True)
         self.hf_config = self._config.model_config.hf_config
         if kind:
@@ -78,7 +79,10 @@ class Loader:
         named = ((f"{layer}.{name}", value) for name, value in tensors.items())
         try:
             with model_configs.current(self._config):
-                self._model.load_weights(named)
+                of_draft = self._owner != "model"
+                self._model.load_weights(
+                    published.checked(self._model, named, of_draft=of_draft)
+                )
         except Exception as error:
             return str(error)
         return ""
@@ -121,11 +125,10 @@ def weight_of(name: str, dtype: torch.dtype, more: int = 0) -> torch.Tensor:
 
 def error_of(described: dict[str, Any], name: str, tensor: torch.Tensor) -> str:
     """What is said to a tensor of a checkpoint before it is loaded."""
-    found = "vllm.model_executor.model_loader.deepseek_v4_checkpoint"
     config = model_configs.hf_config()
     config.quantization_config = described
     try:
-        ((given, passed),) = layout.module(found).check_tensors(
+        ((given, passed),) = layout.module(published.CHECKS).check_tensors(
             config, [(name, tensor)]
         )
     except ValueError as error:

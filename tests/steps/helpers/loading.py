@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models that vLLM's default loader fills, and the error at which it stops."""
 
+import importlib.util
 from collections.abc import Iterable, Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,57 +29,47 @@ class Model(torch.nn.Module):
         return loaded
 
 
-def deepseek_v4() -> Any:
-    registry = layout.module("vllm.model_executor.models.registry")
-    return registry.ModelRegistry.models["DeepseekV4ForCausalLM"].load_model_cls()
-
-
-def model_classes() -> dict[str, Any]:
-    """Every class of a DeepSeek-V4 or V4.1 and its drafts that the release serves on
-    XPU, by architecture."""
-    registry = layout.module("vllm.model_executor.models.registry").ModelRegistry
-    found = {
-        name: entry.load_model_cls()
-        for name, entry in registry.models.items()
-        if ".deepseek_v4" in getattr(entry, "module_name", "")
-    }
-    return {
-        name: kind
-        for name, kind in found.items()
-        # Else another platform's, or a stub.
-        if not layout.WITH_XPU_FOLDER or ".xpu." in kind.__module__
-    }
-
-
 def message(
     monkeypatch: pytest.MonkeyPatch,
     tensors: dict[str, torch.Tensor],
     dtype: torch.dtype = torch.bfloat16,
-    owner: Any = None,
+    owner: str = "model",
     made: type[Model] = Model,
     local_experts: set[int] | None = None,
+    shard: Path | None = None,
 ) -> str:
-    """The error of loading these tensors; empty without one."""
-    kind = layout.module(LOADER).DefaultModelLoader
+    """The error of loading these tensors, or a shard; empty without one.
+
+    Args:
+        owner: "model" or "draft" of DeepSeek-V4, whose loader is the wheel's plugin's
+            if it has one, or "another" model.
+
+    """
+    kind = default = layout.module(LOADER).DefaultModelLoader
+    if owner != "another" and importlib.util.find_spec("vllm_xpu_dsv4"):
+        plugin = layout.module("vllm_xpu_dsv4.loader")
+        kind = plugin.CheckedLoader
+        # Others are tested for what each tensor is.
+        monkeypatch.setattr(plugin, "check_tensors", lambda config, given, **_: given)
     config = model_configs.vllm_config()
     config.model_config.quantization = "fp8"
     config.model_config.multimodal_config = None
-    model = made(dtype)
-    for name in ("requires_scales", "reads_draft"):
-        if hasattr(owner, name):
-            setattr(model, name, getattr(owner, name))
+    config.model_config.runner_type = "draft" if owner == "draft" else "generate"
+    config.model_config.model = str(shard and shard.parent)
+    config.model_config.revision = None
 
     def given(*_: object) -> Iterator[tuple[str, torch.Tensor]]:
         yield from tensors.items()
 
     with model_configs.current(config):
         loader = kind(config.load_config)
-        monkeypatch.setattr(loader, "get_all_weights", given)
+        if shard is None:
+            monkeypatch.setattr(default, "get_all_weights", given)
         loader.counter_before_loading_weights = 0.0
         monkeypatch.setattr(loader, "_init_ep_weight_filter", lambda _: None)
         loader.local_expert_ids = local_experts
         try:
-            loader.load_weights(model, config.model_config)
+            loader.load_weights(made(dtype), config.model_config)
         except Exception as error:
             return str(error)
     return ""

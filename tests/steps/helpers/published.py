@@ -6,7 +6,8 @@ All sizes differ, and no block or group divides them: a size in place of another
 block of one element more, gives another shape.
 """
 
-from collections.abc import Iterator
+import importlib.util
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from . import layout
 
-CHECKS = "vllm.model_executor.model_loader.deepseek_v4_checkpoint"
+CHECKS = "vllm_xpu_dsv4.checkpoint_tensors"
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 E8M0 = torch.float8_e8m0fnu
 OWN = {"quant_method": "fp8", "weight_block_size": [128, 128]}
@@ -236,6 +237,19 @@ def others(name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield torch.ones(shape).to(dtype)
 
 
+def checked(
+    model: Any, given: Iterable[tuple[str, torch.Tensor]], *, of_draft: bool = False
+) -> Iterable[tuple[str, torch.Tensor]]:
+    """The same tensors as a wheel's loader gives them to a model, if it has one."""
+    if importlib.util.find_spec("vllm_xpu_dsv4") is None:
+        return given
+    check = layout.module(CHECKS).check_tensors
+    found: Iterable[tuple[str, torch.Tensor]] = check(
+        model.config, given, of_draft=of_draft
+    )
+    return found
+
+
 def passed(told: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What comes through the checks of the model and of its draft, one after another.
 
@@ -243,9 +257,8 @@ def passed(told: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
         ValueError: one refuses a tensor.
 
     """
-    checks = layout.module(CHECKS)
-    through = checks.check_tensors(told, iter(given.items()))
-    return dict(checks.check_draft_tensors(told, through))
+    check = layout.module(CHECKS).check_tensors
+    return dict(check(told, check(told, iter(given.items())), of_draft=True))
 
 
 def refusal(told: Any, name: str, tensor: torch.Tensor) -> str:

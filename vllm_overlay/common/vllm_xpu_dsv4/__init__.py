@@ -2,9 +2,10 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """What this wheel refuses of DeepSeek-V4 on Intel GPUs, as a platform plugin of vLLM.
 
-The wheel names `register` in the group `vllm.platform_plugins`. vLLM then takes a
-platform that derives from its own for XPU. No other model and no other platform is
-asked anything, and with XPU_DSV4_POLICY=0 vLLM starts as without this package.
+The wheel names `register` in the group `vllm.platform_plugins`, and `register_loader`
+in `vllm.general_plugins`. vLLM then takes a platform that derives from its own for XPU.
+No other model and no other platform is asked anything, and with XPU_DSV4_POLICY=0 vLLM
+starts as without this package.
 """
 
 import functools
@@ -30,6 +31,15 @@ def register() -> str | None:
     if not is_on() or xpu_platform_plugin() is None or _another_is_active():
         return None
     return PLATFORM
+
+
+def register_loader() -> None:
+    """Tell vLLM of the loader that the platform names, in each of its processes."""
+    from vllm.platforms import current_platform
+
+    # An instance answers None to any name.
+    if getattr(type(current_platform), "checks_deepseek_v4", False):
+        import vllm_xpu_dsv4.loader  # noqa: F401
 
 
 @functools.cache

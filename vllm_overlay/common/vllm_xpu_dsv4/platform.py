@@ -18,6 +18,8 @@ WORKER = "vllm_xpu_dsv4.worker.DeepSeekV4XPUWorker"
 class DeepSeekV4XPUPlatform(XPUPlatform):
     """Each override calls vLLM's own method."""
 
+    checks_deepseek_v4 = True
+
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Refuse what the model cannot serve, before a worker starts, and name a worker

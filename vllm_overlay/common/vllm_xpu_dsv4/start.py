@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 from vllm_xpu_dsv4 import SWITCH, connectors, options, quantization, ranks, v41
+from vllm_xpu_dsv4.load_formats import check_checkpoint
 from vllm_xpu_dsv4.tensor_names import tensor_names
 
 if TYPE_CHECKING:
@@ -89,5 +90,6 @@ def check_start(vllm_config: "VllmConfig") -> None:
     if model == "DeepSeek V4":
         ranks.check_balanced_experts(vllm_config)
         quantization.check_quantization(vllm_config)
+    check_checkpoint(vllm_config)
     if isinstance(given, dict):
         vllm_config.additional_config = given | {CHECKED: True}

@@ -7,7 +7,6 @@ from typing import Any
 
 import regex as re
 
-NOT_FP8 = ("ignored_layers", "modules_to_not_convert")
 NOT_CONVERTED = ("ignore", "exclude_modules")
 
 

@@ -2,12 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """DSpark's draft of DeepSeek V4.1 on XPU: the layers of XPU's model."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import nn
-
-from vllm.model_executor.model_loader.deepseek_v4_checkpoint import check_draft_tensors
 
 from ..nvidia import dspark
 from .model import DeepseekV41XPUDecoderLayer
@@ -39,8 +35,3 @@ class DSparkXPUModel(dspark.DSparkDeepseekV4Model):
 
 class DSparkDeepseekV4ForCausalLM(dspark.DSparkDeepseekV4ForCausalLM):
     model_cls = DSparkXPUModel
-    requires_scales = True
-    reads_draft = True
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return super().load_weights(check_draft_tensors(self.config, weights))

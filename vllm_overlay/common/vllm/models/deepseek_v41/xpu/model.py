@@ -2,12 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """DeepSeek V4.1 on XPU: the layers of NVIDIA's model with XPU's attention."""
 
-from collections.abc import Iterable
-
-import torch
-
 from vllm.config import VllmConfig
-from vllm.model_executor.model_loader.deepseek_v4_checkpoint import check_tensors
 
 from ..nvidia import model, vl_model
 from .xpu_sparse import DeepseekV41XPUAttention
@@ -35,10 +30,3 @@ class DeepseekV41XPULLMForCausalLM(model.DeepseekV41LLMForCausalLM):
 
 class DeepseekV41ForCausalLM(vl_model.DeepseekV41ForCausalLM):
     language_model_cls = DeepseekV41XPULLMForCausalLM
-    requires_scales = True
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        # A server of the tower alone reads shards that have a part of the text model.
-        options = self.multimodal_config
-        self.requires_scales = options is None or not options.mm_encoder_only
-        return super().load_weights(check_tensors(self.config, weights))

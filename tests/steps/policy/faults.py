@@ -82,6 +82,6 @@ def test_an_error_between_tensors_is_of_none(
 
 
 @pytest.mark.unchanged
-def test_a_whole_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_without_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = {NAME: FP8, "part.scale": torch.ones(1)}
     assert message(monkeypatch, tensors, torch.float8_e4m3fn) == ""

@@ -192,14 +192,6 @@ def test_how_a_quantization_is_told(described: dict[str, Any]) -> None:
     assert f"{name} " in published.refusal(told(described), name, weight[1:])
 
 
-@pytest.mark.unchanged
-@pytest.mark.parametrize(("model", "kind"), published.CHECKPOINTS)
-def test_deepseek_s_own_come_through(model: str, kind: str) -> None:
-    tensors = published.tensors(model, kind)
-    found = published.config(model, **published.KINDS[kind])
-    assert list(published.passed(found, tensors)) == list(tensors)
-
-
 @pytest.mark.parametrize("group", [1152, 64])
 def test_columns_in_groups_of_another_size(group: int) -> None:
     name, found = f"layers.1.{Q}.g_idx", told(DESCRIBED["GPTQ"])

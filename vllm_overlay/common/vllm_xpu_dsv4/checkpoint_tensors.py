@@ -5,7 +5,8 @@ values.
 
 A parameter takes whatever is copied into it. Exponent bytes become large numbers,
 scales between two powers of two are rounded, and of a tensor that is too large only a
-part is read. So each tensor is compared before that with what DeepSeek publishes.
+part is read. So each tensor is compared before that with what DeepSeek publishes, or
+with the layout of the quantization that the checkpoint says it has.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,21 +18,28 @@ import torch
 from vllm.model_executor.layers.quantization.utils.fp8_utils import (
     _upcast_e8m0_to_fp32,
 )
-from vllm.model_executor.model_loader.deepseek_v4_quantization import (
+from vllm.utils.math_utils import cdiv
+from vllm_xpu_dsv4.checkpoint_config import (
     NOT_FP8,
     is_kept,
     keeps_draft_experts,
     kept_layers,
     quantization_of,
 )
-from vllm.utils.math_utils import cdiv
+from vllm_xpu_dsv4.checkpoint_layouts import (
+    BYTES,
+    E4M3,
+    FLOATS,
+    Layout,
+    check_values,
+    layouts_of,
+    modelopt_nvfp4,
+)
 
 _FP8_BLOCK = (128, 128)
 _MXFP8_BLOCK = (32, 32)
 _MXFP4_GROUP = (1, 32)
 _ENGRAM_GROUP = (1, 32)
-FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-E4M3 = torch.float8_e4m3fn
 _E8M0 = torch.float8_e8m0fnu
 _E8M0_NAN = 0xFF
 _MANTISSA_BITS = 23
@@ -45,47 +53,36 @@ _COMPRESSOR = re.compile(
 )
 _TABLE = re.compile(r"^layers\.(\d+)\.engram\.embed\.")
 _BLOCK_OF_TOWER = re.compile(r"^vision\.blocks\.\d+\.")
+# What FP4 packs besides; FP8 of these is not tested.
+_PACKED = re.compile(r"\.(?:compressor\.w(?:kv|gate)|indexer\.weights_proj)\.weight$")
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 
-def check_tensors(config: Any, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
+def check_tensors(
+    config: Any, weights: Weights, *, of_draft: bool = False
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a checkpoint, each scale as its parameter holds it.
-
-    Those of the draft model, which the model does not load, are not compared.
 
     In the checkpoint a scale is float8_e8m0fnu or float32. All parameters are float32
     with `expert_dtype` "fp8", else float8_e8m0fnu; the loaders view the scales of MXFP4
-    experts as bytes. Tensors of other quantizations come out as they are.
+    experts as bytes. Scales of other quantizations come out as they are.
 
     Args:
         config: The `config.json` of the checkpoint.
         weights: Its tensors, under their names there.
+        of_draft: Whether those of the draft are compared, which begin with `mtp.`,
+            or all others. The rest, which the model does not load, passes.
 
     Raises:
         ValueError: A tensor has a dtype or a shape that was not tested, or a value
             that its parameter cannot hold. The message names it.
 
     """
-    return _checked(config, weights, of_draft=False)
-
-
-def check_draft_tensors(
-    config: Any, weights: Weights
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same for a draft model, whose tensors begin with `mtp.`."""
-    return _checked(config, weights, of_draft=True)
-
-
-def _checked(
-    config: Any, weights: Weights, of_draft: bool
-) -> Iterator[tuple[str, torch.Tensor]]:
     quantization = quantization_of(config)
     method = quantization.get("quant_method")
     own = method in ("fp8", "deepseek_v4_fp8")
-    if quantization and not own and method != "mxfp4":
-        yield from weights
-        return
+    layouts = layouts_of(quantization)
     published = _Published(config)
     kept = kept_layers(quantization, NOT_FP8)
     converted = bool(quantization.get("moe_quant_algo"))
@@ -100,10 +97,9 @@ def _checked(
             stage = int(name.split(".")[1])
             in_nvfp4 = not keeps_draft_experts(quantization, stage)
         if in_nvfp4:
-            yield name, tensor
-            continue
-        if quantized is None or not (own or (method == "mxfp4" and is_expert)):
-            published.check_unquantized(name, tensor)
+            published.check_stored(name, tensor, [modelopt_nvfp4])
+        elif quantized is None or not (own or (method == "mxfp4" and is_expert)):
+            published.check_stored(name, tensor, layouts)
         elif (
             quantized[2] == "weight"
             and tensor.dtype in FLOATS
@@ -119,7 +115,8 @@ def _checked(
 
 
 class _Published:
-    """What DeepSeek publishes under a config, with FP8 or MXFP4 experts."""
+    """What is published under a config: by DeepSeek, with FP8 or MXFP4 experts, and in
+    other layouts."""
 
     def __init__(self, config: Any) -> None:
         self.has_fp8_experts = getattr(config, "expert_dtype", "fp4") == "fp8"
@@ -162,6 +159,35 @@ class _Published:
             self.shapes["engram.wkv"] = (hidden * (config.hc_mult + 1), columns)
             rows = config.engram_num_embeddings
             self.tables = {layer: (n, width) for layer, n in zip(layers, rows)}
+
+    def check_stored(
+        self, name: str, tensor: torch.Tensor, layouts: list[Layout]
+    ) -> None:
+        """Compare a tensor with the layouts that its layer may have."""
+        quantized, leaf = _QUANTIZED.search(name), name.rpartition(".")[2]
+        shape = self._shape_of(quantized[1]) if quantized else None
+        wanted = [
+            stored
+            for layout in layouts
+            if (stored := layout(*shape or (1, 1)).get(leaf))
+        ]
+        if leaf == "weight":
+            if tensor.dtype in FLOATS and ".experts." not in name:
+                wanted = []
+            elif quantized is None:
+                packed = _PACKED.search(name)
+                wanted = [it for it in wanted if packed and it.dtypes == BYTES]
+        if not wanted:
+            self.check_unquantized(name, tensor)
+            return
+        if not any(it.fits(tensor, shape is not None) for it in wanted):
+            read = " or ".join(map(_called, wanted[0].dtypes))
+            of = f" of {wanted[0].shape}" if shape else ""
+            raise ValueError(
+                f"{name} is {_called(tensor.dtype)} of {tuple(tensor.shape)}; XPU "
+                f"reads {read}{of} there"
+            )
+        check_values(name, tensor)
 
     def check_unquantized(self, name: str, tensor: torch.Tensor) -> None:
         leaf = name.rpartition(".")[2]

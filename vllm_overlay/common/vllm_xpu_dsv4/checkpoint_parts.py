@@ -42,11 +42,10 @@ _SHOWN = 5
 class PartsCheck:
     """Notes the tensors of a checkpoint, and finds what they lack.
 
-    A model class whose `requires_scales` is true has no use for a quantized weight
+    A model has no use for a quantized weight
     without a scale beside it, a scale without its weight, an expert or a fused layer
     without one of its parts, or a parameter that nothing was loaded into. Most loaders
-    would leave what was in memory there. A class whose `reads_draft` is true loads the
-    checkpoint's draft, any other the rest of it.
+    would leave what was in memory there.
 
     Args:
         local_experts: whose weights are read, if not all are
@@ -71,20 +70,20 @@ class PartsCheck:
                 (self._of_draft if draft else self._of_model).note(name, tensor, expert)
             yield name, tensor
 
-    def check(self, model: nn.Module, loaded: set[str] | None) -> None:
-        """Raise if `model` requires scales and something is lacking.
+    def check(
+        self, model: nn.Module, loaded: set[str] | None, *, draft: bool = False
+    ) -> None:
+        """Raise if something is lacking.
 
         Args:
             model: has taken all tensors.
             loaded: names of the parameters that it loaded; None if it does not say.
+            draft: whether it is the checkpoint's draft; else it is the rest of it.
 
         Raises:
             ValueError: with the names of the tensors that are lacking.
 
         """
-        if not getattr(model, "requires_scales", False):
-            return
-        draft = getattr(model, "reads_draft", False)
         noted = self._of_draft if draft else self._of_model
         parameters = {name for name, _ in model.named_parameters()}
         known = parameters if loaded is None else loaded

@@ -4,24 +4,23 @@
 
 import json
 import os
+from collections.abc import Iterable
 
 from safetensors import SafetensorError, safe_open
 
 
-def open_shard(st_file: str) -> safe_open:
-    """Open a safetensors file for PyTorch.
-
-    Raises:
-        SafetensorError: it cannot be opened. The message names the file, and the first
-            tensor that it does not hold to its end.
-
-    """
-    try:
-        return safe_open(st_file, framework="pt")
-    except SafetensorError as error:
-        cut = _first_cut(st_file)
-        ending = f"; the file ends before the end of {cut}" if cut else ""
-        raise SafetensorError(f"{st_file}: {error}{ending}") from error
+def cut_shard(files: Iterable[str], error: SafetensorError) -> str:
+    """The message of an error of safetensors, with the file that cannot be opened, and
+    the first tensor that the file does not hold to its end."""
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except SafetensorError as found:
+            cut = _first_cut(file)
+            ending = f"; the file ends before the end of {cut}" if cut else ""
+            return f"{file}: {found}{ending}"
+    return str(error)
 
 
 def _first_cut(st_file: str) -> str:

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""What `config.json` of a checkpoint of DeepSeek-V4 says of its quantization."""
+
+from fnmatch import fnmatch
+from typing import Any
+
+import regex as re
+
+NOT_FP8 = ("ignored_layers", "modules_to_not_convert")
+NOT_CONVERTED = ("ignore", "exclude_modules")
+
+
+def quantization_of(config: Any) -> dict[str, Any]:
+    """What `config.json` says of the quantization, under either of its names."""
+    for name in ("quantization_config", "compression_config"):
+        if found := getattr(config, name, None):
+            return found
+    return {}
+
+
+def kept_layers(quantization: dict[str, Any], keys: tuple[str, ...]) -> list[str]:
+    """The names or patterns of layers that a quantization leaves alone."""
+    nested = quantization.get("quantization") or {}
+    return [
+        name
+        for described in (quantization, nested)
+        for key in keys
+        for name in described.get(key) or ()
+    ]
+
+
+def is_kept(layer: str, kept: list[str]) -> bool:
+    """Whether a layer is among those: by name, by a part of it, or by a pattern, in
+    shell's form or after `re:` as a regular expression."""
+    for name in kept:
+        if name.startswith("re:"):
+            if re.match(name.removeprefix("re:"), layer):
+                return True
+            continue
+        plain = name.removeprefix("model.")
+        if fnmatch(layer, plain) or fnmatch(layer, f"{plain}.*"):
+            return True
+        if f".{plain.strip('*.')}." in f".{layer}.":
+            return True
+    return False
+
+
+def keeps_draft_experts(quantization: dict[str, Any], stage: int) -> bool:
+    """Whether a conversion left the routed experts of a stage of the draft model, which
+    the checkpoint calls `mtp.{stage}`, as DeepSeek publishes them."""
+    experts = f"mtp.{stage}.ffn.experts"
+    kept = kept_layers(quantization, NOT_CONVERTED)
+    return is_kept(experts, kept) or is_kept(f"{experts}.0.w1", kept)
