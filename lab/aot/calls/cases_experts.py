@@ -13,7 +13,7 @@ from kernels.xpu_dsv4._launch import cdiv
 from lab.aot.calls.shapes import Case, Sizes, f32, i32, meta, op, u8
 
 LIMIT = 10.0
-BETWEEN = (2, 1024)
+BETWEEN = (2, 4, 1024)
 """Tokens at which an odd slice takes a form of its own."""
 PARALLEL = (1, 2, 4, 8)
 """Ranks that share each expert, or the experts."""
