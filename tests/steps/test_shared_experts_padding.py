@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared experts of three blocks, split over ranks that do not divide them."""
 
+import importlib.util
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from helpers import layout, model_configs, model_layers
 
+OWN = "vllm.models.deepseek_v4.common.shared_experts"
 HIDDEN, BLOCK, LIMIT = 256, 128, 10.0
 # FP8 activations alone move the result by 4 to 5 per cent; a lost block by far more.
 NOISE = 0.08
@@ -125,6 +127,28 @@ def test_ranks_that_do_not_divide_the_blocks(
     error = off_by(monkeypatch, owner, 3 * BLOCK, 2)
     print(f"figure: the shared experts of two ranks are off by {error:.4f}")
     assert error < NOISE, f"the shared experts of two ranks are off by {error:.3f}"
+
+
+def test_sizes_of_padded_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On each of two ranks: as many whole blocks, and zeros behind what is there."""
+    lacks = "sizes are not divisible by weight quantization block_n"
+    assert importlib.util.find_spec(OWN), lacks
+    own = layout.module(OWN)
+    monkeypatch.setattr(own, "get_tensor_model_parallel_world_size", lambda: 2)
+    blocks = SimpleNamespace(weight_block_size=[BLOCK, BLOCK])
+    assert own.pad_shared_expert_size(None, 200) == 200
+    assert own.pad_shared_expert_size(blocks, 5 * BLOCK) == 6 * BLOCK
+    for name, shape, padded in (
+        ("w1.weight", (5 * BLOCK, 64), (6 * BLOCK, 64)),
+        ("w1.weight_scale_inv", (5, 2), (6, 2)),
+        (".down_proj.weight", (64, 5 * BLOCK), (64, 6 * BLOCK)),
+        (".down_proj.weight_scale", (2, 5), (2, 6)),
+    ):
+        tensor, whole = torch.ones(shape), torch.ones(padded)
+        assert own.pad_shared_expert_weight(None, name, tensor) is tensor
+        assert own.pad_shared_expert_weight(blocks, name, whole) is whole
+        found = own.pad_shared_expert_weight(blocks, name, tensor)
+        assert (tuple(found.shape), found.sum()) == (padded, tensor.sum())
 
 
 @pytest.mark.unchanged
