@@ -117,3 +117,22 @@ def test_other_platforms_keep_their_triton(
     monkeypatch.setattr(oracle, "current_platform", layout.another_platform(real))
     backend, _ = form.select(made)
     assert backend.value == "TRITON"
+
+
+def test_each_takes_its_own_weights_and_activations() -> None:
+    keys = layout.module("vllm.model_executor.layers.quantization.utils.quant_utils")
+    own = layout.module(f"{layout.FUSED_MOE}.experts.xpu_triton_moe")
+    activations = keys.kFp8Dynamic128Sym
+    taken = {
+        "XPUTritonExpertsMxFp4": (keys.kMxfp4Static, None),
+        "XPUTritonExpertsBlockFp8": (keys.kFp8Static128BlockSym, activations),
+        "XPUTritonExpertsWNA16": (keys.kInt4Static, None),
+    }
+    lacking = [name for name in taken if not hasattr(own, name)]
+    assert not lacking, f"no experts of XPU take them: {lacking}"
+    given = {*taken.values(), (keys.kMxfp4Static, activations)}
+    given |= {(keys.kFp8Static128BlockSym, None), (keys.kInt4Static, activations)}
+    given |= {(None, activations), (None, None)}
+    for name, mine in taken.items():
+        supports = getattr(own, name)._supports_quant_scheme
+        assert [each for each in given if supports(*each)] == [mine], name
