@@ -59,7 +59,10 @@ def compare(call: Call, device: torch.device) -> torch.Tensor:
     mine, want = run(call, device), expected(call)
     finite = want[want.isfinite()]
     largest = float(finite.abs().max()) if finite.numel() else 0.0
-    bounds = {"absolute": 2**-6 * largest, "relative": 6e-3, "cosine": 2e-5}
+    bounds = {"absolute": 2**-6 * largest, "relative": 6e-3}
+    if call.w13.dtype == torch.float8_e4m3fn:
+        # Tiles of many rows round a weight times its fp32 scale to bf16.
+        bounds["cosine"] = 2e-5
     assert_close(mine, want, name="rows", **bounds)
     return mine
 
