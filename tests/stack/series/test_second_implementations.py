@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel for which vllm-xpu-kernels has an op comes where the pin lacks it alone."""
+"""A kernel for which vllm-xpu-kernels has an op comes where the pin lacks it alone; and
+what stands twice, because a fix must not need the policy, answers alike."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -41,3 +43,18 @@ def test_no_kernel_doubles_an_op_of_the_pin(release: releases.Release) -> None:
 def test_the_ops_are_known() -> None:
     newest = releases.load(PROJECT).newest.xpu_kernels.version
     assert set(OPS.values()) <= ops(newest)
+
+
+def functions(module: str) -> dict[str, str]:
+    """Those of an overlay's module, as the parser sees them."""
+    text = (PROJECT.root / "vllm_overlay/common" / module).read_text()
+    found = (n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef))
+    return {one.name: ast.dump(one) for one in found}
+
+
+def test_the_policy_and_the_draft_agree_which_experts_are_kept() -> None:
+    """Experts that one checks as MXFP4, the other must not read as NVFP4."""
+    draft = functions("vllm/model_executor/model_loader/deepseek_v4_quantization.py")
+    policy = functions("vllm_xpu_dsv4/checkpoint_config.py")
+    assert "keeps_draft_experts" in draft
+    assert {name: policy.get(name) for name in draft} == draft
