@@ -3,7 +3,6 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ NO_CASE = 1 << 30
 """A rank's word that no case differs."""
 
 
-@contextmanager
-def heard(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """What the check logs, in a world of one rank."""
     logger = logging.getLogger(LOGGER)
     logger.addHandler(caplog.handler)

@@ -3,14 +3,13 @@
 runner."""
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from helpers import draft_graphs, layout
 from helpers.captured_graphs import STATE, Plant, make, start
-from helpers.graph_verdicts import CHECK, heard, other_rank
+from helpers.graph_verdicts import CHECK, other_rank
 
 KINDS = draft_graphs.OneByOne, draft_graphs.AllAtOnce
 
@@ -19,12 +18,6 @@ def managers_of(speculator: Any) -> list[Any]:
     """Those of a speculator's graphs."""
     values = vars(speculator).values()
     return [v for v in values if isinstance(v, draft_graphs.DraftManager)]
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with heard(caplog):
-        yield caplog
 
 
 @pytest.mark.parametrize("kind", KINDS)

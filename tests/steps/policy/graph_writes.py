@@ -2,8 +2,6 @@
 """What captured graphs write is compared as well: to the caches, and to memory of
 others."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from helpers import layout
@@ -19,13 +17,7 @@ from helpers.captured_graphs import (
     stale_pointer,
     start,
 )
-from helpers.graph_verdicts import CHECK, NO_CASE, heard, other_rank
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with heard(caplog):
-        yield caplog
+from helpers.graph_verdicts import CHECK, NO_CASE, other_rank
 
 
 @pytest.mark.parametrize("version", [1, 2])

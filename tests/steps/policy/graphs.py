@@ -2,7 +2,6 @@
 """Captured graphs are compared with eager execution at start, for either runner."""
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,15 +21,9 @@ from helpers.captured_graphs import (
     stale_pointer,
     start,
 )
-from helpers.graph_verdicts import CHECK, heard, other_rank
+from helpers.graph_verdicts import CHECK, other_rank
 
 from . import starts
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with heard(caplog):
-        yield caplog
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -8,18 +8,12 @@ import pytest
 from helpers import layout
 
 from . import starts
+from .options import DSPARK as STAGES_OF_DSPARK
 
 NAMES = ["NixlConnector", "NixlPullConnector"]
 MTP = {"method": "mtp", "num_speculative_tokens": 1}
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 1, "prompt_lookup_max": 2}
 DSPARK = {"method": "dspark", "num_speculative_tokens": 3}
-STAGES_OF_DSPARK = {
-    "dspark_block_size": 3,
-    "dspark_markov_rank": 128,
-    "dspark_noise_token_id": 2,
-    "dspark_target_layer_ids": [0, 2],
-    "n_mtp_layers": 2,
-}
 
 
 def end_of_configuration(
