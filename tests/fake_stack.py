@@ -61,7 +61,8 @@ class FakeStack:
             "kernels/xpu_dsv4/decode.py",
             "from ._launch import OPTIONS\nfrom ._triton import triton\n",
         )
-        self.write("kernels/xpu_dsv4/gather.py", "from . import _launch\n")
+        self.write("kernels/xpu_dsv4/kv/__init__.py", '"""The cache."""\n')
+        self.write("kernels/xpu_dsv4/kv/gather.py", "from .. import _launch\n")
         self.write("tests/steps/test_any.py", "def test_any(): pass\n")
 
     def publish(self, version: str, edits: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from kernels.xpu_dsv4 import _decode_config
+from kernels.xpu_dsv4 import _device
 from lab.aot.calls import cases_attention, cases_experts, cases_indexer, cases_layer
 from lab.aot.calls.cases import cases
 from lab.aot.calls.record import LaunchRecord, record_cases
@@ -56,7 +56,7 @@ def traced() -> list[LaunchRecord]:
     for _, heads in SERVED.heads:
         records += record_cases("ours", steps(TRACE, heads))
     for cores in sorted({device.xe_cores for device in devices()}):
-        with mock.patch.object(_decode_config, "_xe_cores", return_value=cores):
+        with mock.patch.object(_device, "xe_cores", return_value=cores):
             records += record_cases("ours", cases_attention.decode_cases(SERVED))
     return records
 
@@ -126,7 +126,7 @@ def _step(
     yield (
         "global top-k",
         call(
-            "topk_indices",
+            "indexer.topk_indices",
             "compute_global_topk_indices_and_lens",
             meta(tokens, FLASH.topk, dtype=i32),
             meta(tokens, dtype=i32),
@@ -150,7 +150,7 @@ def _step(
     yield (
         "queries",
         call(
-            "indexer_q",
+            "indexer.indexer_q",
             "fused_indexer_q_rope_quant",
             meta(tokens, dtype=i64),
             meta(tokens, INDEX_HEADS, INDEX_DIM),
@@ -175,7 +175,7 @@ def _gather(
 ) -> Callable[[], object]:
     """All rows of each request, or as many of the last as `gather_lens` says."""
     return call(
-        "gather",
+        "kv.gather",
         "dequantize_and_gather_k_cache",
         meta(requests, rows, HEAD_DIM),
         pages(64, blocks),
@@ -190,7 +190,7 @@ def _gather(
 def _insert(heads: int, tokens: int, slots: int) -> Callable[[], object]:
     """A graph pads `tokens`; only the first `slots` have one."""
     return call(
-        "qnorm_rope_kv_insert",
+        "kv.qnorm_rope_kv_insert",
         "xpu_qnorm_rope_kv_fp8_insert",
         meta(tokens, heads, HEAD_DIM),
         meta(tokens, HEAD_DIM),
@@ -210,7 +210,7 @@ def _inverse_rope(
         yield (
             name,
             call(
-                "inv_rope",
+                "mla.inv_rope",
                 name,
                 meta(tokens, heads, HEAD_DIM),
                 meta(tokens, dtype=i64),
@@ -226,7 +226,7 @@ def _combine(
 ) -> Callable[[], object]:
     """The prefills behind the first `first` requests of a batch."""
     return call(
-        "topk_indices",
+        "indexer.topk_indices",
         "combine_topk_swa_indices",
         meta(tokens, width, dtype=i32),
         meta(first + requests + 1, dtype=i32)[first:],
@@ -262,11 +262,11 @@ def _layer(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
     """The kernels that no number of heads concerns."""
     streams = meta(tokens, 4, FLASH.hidden)
     gates = cases_layer.gates(4 * FLASH.hidden)
-    yield "mhc pre", call("mhc", "mhc_pre", streams, *gates)
+    yield "mhc pre", call("mhc.mhc", "mhc_pre", streams, *gates)
     yield (
         "mhc fused",
         call(
-            "mhc",
+            "mhc.mhc",
             "mhc_fused_post_pre",
             meta(tokens, FLASH.hidden),
             streams,
@@ -291,7 +291,7 @@ def _layer(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
     yield (
         "nvfp4",
         call(
-            "nvfp4_linear",
+            "linear.nvfp4_linear",
             "nvfp4_linear",
             meta(tokens, FLASH.hidden),
             meta(2048, FLASH.hidden // 2, dtype=u8),

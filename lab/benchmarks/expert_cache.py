@@ -21,14 +21,14 @@ from pathlib import Path
 import torch
 import triton
 
-from kernels.xpu_dsv4.expert_cache import (
+from kernels.xpu_dsv4.moe.expert_cache import (
     ExpertCache,
     Weights,
     cached_experts,
     fetch_experts,
     make_expert_cache,
 )
-from kernels.xpu_dsv4.experts import routed_experts
+from kernels.xpu_dsv4.moe.experts import routed_experts
 from standins.emulated_xpu.on_cuda import device_api
 
 from .device import add_device, describe, take_device

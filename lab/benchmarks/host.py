@@ -26,9 +26,11 @@ def calls() -> dict[str, Callable[[], object]]:
     """Each op's call, of the `kernels` that Python finds."""
     import torch
 
-    from kernels.xpu_dsv4.inv_rope import inv_rope_bf16
-    from kernels.xpu_dsv4.qnorm_rope_kv_insert import xpu_qnorm_rope_kv_fp8_insert
-    from kernels.xpu_dsv4.sparse_decode import xpu_sparse_decode_fp8
+    from kernels.xpu_dsv4.kv.qnorm_rope_kv_insert import (
+        xpu_qnorm_rope_kv_fp8_insert,
+    )
+    from kernels.xpu_dsv4.mla.inv_rope import inv_rope_bf16
+    from kernels.xpu_dsv4.mla.sparse_decode import xpu_sparse_decode_fp8
 
     q = torch.zeros(TOKENS, HEADS, DIM, dtype=torch.bfloat16)
     pages = torch.zeros(64, 64, 584, dtype=torch.uint8)

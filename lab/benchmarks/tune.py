@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernels.xpu_dsv4 import _logits as scores
-from kernels.xpu_dsv4 import sparse_decode, sparse_prefill
-from kernels.xpu_dsv4._logits import LogitsConfig
+from kernels.xpu_dsv4.indexer import _logits as scores
+from kernels.xpu_dsv4.indexer._logits import LogitsConfig
+from kernels.xpu_dsv4.mla import sparse_decode, sparse_prefill
 
 from .cases import attention, indexer
 from .device import UnusableDevice, add_device, describe, take_device

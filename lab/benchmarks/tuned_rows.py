@@ -7,10 +7,10 @@
 
 from typing import NamedTuple
 
-from kernels.xpu_dsv4._decode_config import DecodeConfig, share_keys
 from kernels.xpu_dsv4._launch import cdiv
-from kernels.xpu_dsv4._merge import MOST_SPLITS
-from kernels.xpu_dsv4._prefill_config import PrefillConfig
+from kernels.xpu_dsv4.mla._decode_config import DecodeConfig, share_keys
+from kernels.xpu_dsv4.mla._merge import MOST_SPLITS
+from kernels.xpu_dsv4.mla._prefill_config import PrefillConfig
 
 SCHEMA = 2
 

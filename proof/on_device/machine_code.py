@@ -24,7 +24,7 @@ LISTINGS = (".llir", ".ptx")
 def names(folder: Path) -> set[str]:
     """Names of the functions that a folder of kernels defines."""
     found: set[str] = set()
-    for path in folder.glob("*.py"):
+    for path in folder.rglob("*.py"):
         found |= set(re.findall(r"^def (\w+)\(", path.read_text(), re.M))
     return found
 

@@ -24,7 +24,7 @@ from stack.series.tree import Step
 DATA = "docs/data"
 RELEASE = "release"
 """The column of a file of rows that names the release of a row."""
-_KERNEL_PLACES = ("kernels/reference/{}.py", "tests/kernels/test_{}.py")
+_KERNEL_PLACES = ("kernels/reference/{0}/{1}.py", "tests/kernels/{0}/test_{1}.py")
 
 
 def retire(project: Project, cache: Cache, names: Iterable[str]) -> list[StaleFile]:
@@ -155,12 +155,16 @@ def _schemas(project: Project, some: Iterable[Release]) -> set[Path]:
 def _beside(project: Project, stale: Iterable[StaleFile]) -> set[Path]:
     """The reference and the test of each kernel that is removed."""
     package = kernel_package(project).relative_to(project.root)
-    names = [
-        file.path.stem
+    kernels = [
+        file.path.relative_to(package)
         for file in stale
-        if file.kind == "removed" and file.path.parent == package
+        if file.kind == "removed" and file.path.is_relative_to(package)
     ]
-    return {Path(place.format(name)) for name in names for place in _KERNEL_PLACES}
+    return {
+        Path(place.format(kernel.parent, kernel.stem))
+        for kernel in kernels
+        for place in _KERNEL_PLACES
+    }
 
 
 def _rows_without(project: Project, names: set[str]) -> Iterator[tuple[Path, str]]:

@@ -2,8 +2,8 @@
 """The files that a step adds besides its diff: overlay files and kernels.
 
 Kernels import each other relatively. Inside vLLM they are in one package,
-`vllm/model_executor/kernels/xpu_dsv4/`, with the package's `__init__.py` and a
-`_triton.py` that imports Triton from vLLM.
+`vllm/model_executor/kernels/xpu_dsv4/`, with a folder for each op, the `__init__.py` of
+both and a `_triton.py` that imports Triton from vLLM.
 """
 
 import ast
@@ -91,9 +91,9 @@ def overlay_files(project: Project, step: Step) -> dict[str, NewFile]:
 def kernel_closure(
     project: Project, step: Step, present: Collection[str] = ()
 ) -> dict[str, NewFile]:
-    """The files of a step's kernels and of the modules that they need (the package's
-    `__init__`, `_triton`, relative imports), by their path in the package, sorted; none
-    if there are no kernels.
+    """The files of a step's kernels and of the modules that they need (the `__init__`
+    of their folders, `_triton`, relative imports), by their path in the package,
+    sorted; none if there are no kernels.
 
     Args:
         present: paths to leave out, with what their modules need.
@@ -119,7 +119,9 @@ def kernel_closure(
                 files[f"{name}.py"] = NewFile(TRITON_IN_VLLM, source)
                 continue
             files[f"{name}.py"] = file
-            queue += _relative_imports(file.content, source)
+            folder = name.rpartition("/")[0]
+            queue += [f"{folder}/{PACKAGE}"] if folder else []
+            queue += _relative_imports(file.content, source, folder)
         return dict(sorted(files.items()))
 
 
@@ -136,9 +138,9 @@ def kernel_package(project: Project) -> Path:
 
 
 @functools.cache
-def _relative_imports(content: bytes, source: Path) -> tuple[str, ...]:
-    """The modules beside a kernel that it imports. Cached: all steps of all releases
-    need the same few."""
+def _relative_imports(content: bytes, source: Path, folder: str) -> tuple[str, ...]:
+    """The modules of the package that a kernel in one of its folders ("" for none)
+    imports. Cached: all steps of all releases need the same few."""
     try:
         nodes = list(ast.walk(parse_python(content)))
     except (SyntaxError, ValueError) as error:
@@ -152,10 +154,11 @@ def _relative_imports(content: bytes, source: Path) -> tuple[str, ...]:
         level = 0
         if isinstance(node, ast.ImportFrom):
             named, level = [node.module] if node.module else named, node.level
-        if level > 1:
+        if level > (2 if folder else 1):
             raise _refuse("a kernel imports from above its package", place)
         if level:
-            names += named
+            start = f"{folder}/" if folder and level == 1 else ""
+            names += [start + name.replace(".", "/") for name in named]
         elif any(name.split(".")[0] in ("kernels", "vllm") for name in named):
             problem = "a kernel may not import kernels or vllm by an absolute name"
             raise _refuse(problem, place)

@@ -105,8 +105,8 @@ def step_problems(step: Step) -> list[str]:
             " changes " + ", ".join(step.touched)
         )
     for name in trailers.kernels:
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            problems.append(f"Kernels {name!r} is not one module name")
+        if not re.fullmatch(r"([a-z][a-z0-9_]*/)?[a-z][a-z0-9_]*", name):
+            problems.append(f"Kernels {name!r} is not one module, as moe/experts")
     for file in step.files:
         if reason := forbidden(file.path):
             problems.append(f"{file.path}: {reason}")

@@ -273,7 +273,7 @@ def _is_kernel(path: str, content: bytes) -> bool:
     name = path.removeprefix(KERNEL_HOME + "/")
     if name == f"{TRITON}.py":
         return content == TRITON_IN_VLLM
-    return "/" not in name and name.endswith(".py")
+    return name.count("/") < 2 and name.endswith(".py")
 
 
 def apply_to(

@@ -27,7 +27,7 @@ HEADER = SPDX + (
     b"# SPDX-FileCopyrightText: Copyright contributors to the vLLM project\n"
 )
 ANY_PLATFORM = b"pytest.mark.any_platform"
-_TRITON = re.compile(rb"^from \._triton import ", re.MULTILINE)
+_TRITON = re.compile(rb"^from \.\.?_triton import ", re.MULTILINE)
 _MARKER = re.compile(rb"^@pytest\.mark\.unchanged\n", re.MULTILINE)
 _OWN_FILES = ("conftest.py",)
 _FIRST_PARTY = "lint.isort.known-first-party = ['tests', 'vllm']"

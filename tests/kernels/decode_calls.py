@@ -5,8 +5,8 @@ import torch
 from compare import assert_within
 from fp8_pages import filled_pages
 
-from kernels.reference import sparse_decode as reference
-from kernels.xpu_dsv4 import sparse_decode as decode
+from kernels.reference.mla import sparse_decode as reference
+from kernels.xpu_dsv4.mla import sparse_decode as decode
 
 SCALE = 512**-0.5
 ERROR = 2.0**-8

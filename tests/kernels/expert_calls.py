@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.xpu_dsv4 import experts
+from kernels.xpu_dsv4.moe import experts
 
 Weight = tuple[torch.Tensor, torch.Tensor]
 """Codes and scales."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from inputs import exact_table, rotary_table
 
-from kernels.reference import inv_rope as reference
-from kernels.xpu_dsv4._output import Fp8Output
+from kernels.reference.mla import inv_rope as reference
+from kernels.xpu_dsv4.mla._output import Fp8Output
 
 POSITIONS = 70
 NAN_CODE = 0x7F

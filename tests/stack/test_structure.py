@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("xpustack", "stack", "standins", "proof", "lab")
+ROOMS = ("xpustack", "stack", "standins", "proof", "lab", "kernels")
 MODULES = 18
 """The most modules of a package, its `__init__` included."""
 LEVELS = 12
@@ -34,7 +34,8 @@ def imported(module: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             home = node.module or ""
             if node.level:
-                home = f"{module.rpartition('.')[0]}.{home}".rstrip(".")
+                package = module.split(".")[: -node.level]
+                home = ".".join([*package, home]).rstrip(".")
             inner = [f"{home}.{alias.name}" for alias in node.names]
             names = [name if name in FILES else home for name in inner]
         yield from (name for name in names if name in FILES and name != module)

@@ -49,7 +49,7 @@ def output(q_heads: int, tokens: int, in_fp8: bool, first: int = 0) -> Any:
         return meta(tokens, q_heads, HEAD_DIM)
     groups, width = q_heads // GROUP_HEADS, GROUP_HEADS * HEAD_DIM
     batch = first + tokens
-    return op("_output", "Fp8Output")(
+    return op("mla._output", "Fp8Output")(
         meta(groups, batch, width, dtype=fp8),
         meta(groups, batch, width // 128, dtype=f32),
         meta(batch, dtype=i64),
@@ -70,7 +70,7 @@ def decode(
     q = meta(tokens, q_heads, HEAD_DIM)
     if not aligned:
         q = meta(tokens, q_heads, HEAD_DIM + 1)[..., 1:]
-    op("sparse_decode", "xpu_sparse_decode_fp8")(
+    op("mla.sparse_decode", "xpu_sparse_decode_fp8")(
         q,
         pages(block) if topk else None,
         pages(64),
@@ -127,7 +127,7 @@ def prefill(
     q = meta(tokens, q_heads, HEAD_DIM)
     if not aligned:
         q = meta(tokens, q_heads, HEAD_DIM + 1)[..., 1:]
-    op("sparse_prefill", "xpu_sparse_prefill")(
+    op("mla.sparse_prefill", "xpu_sparse_prefill")(
         q,
         meta(65536, 1, HEAD_DIM if packed else HEAD_DIM + 16)[..., :HEAD_DIM],
         meta(tokens, 1, keys, dtype=i32),
@@ -182,7 +182,7 @@ def insert(
 ) -> Callable[[], object]:
     """The fused insert into pages of so many tokens."""
     return call(
-        "qnorm_rope_kv_insert",
+        "kv.qnorm_rope_kv_insert",
         "xpu_qnorm_rope_kv_fp8_insert",
         meta(tokens, heads, HEAD_DIM),
         meta(tokens, HEAD_DIM),
@@ -221,7 +221,7 @@ def gather_cases(sizes: Sizes) -> Iterator[Case]:
                     "gather",
                     f"{part} rows of R{requests}, {block} tokens per page",
                     call(
-                        "gather",
+                        "kv.gather",
                         "dequantize_and_gather_k_cache",
                         meta(requests, 8192, HEAD_DIM),
                         pages(block),

@@ -8,8 +8,8 @@ from math import gcd
 
 import torch
 
-from kernels.xpu_dsv4._experts_formats import FP8, INT4, MXFP4, Format
 from kernels.xpu_dsv4._launch import cdiv
+from kernels.xpu_dsv4.moe._experts_formats import FP8, INT4, MXFP4, Format
 from lab.aot.calls.shapes import Case, Sizes, f32, i32, meta, op, u8
 
 LIMIT = 10.0
@@ -73,7 +73,7 @@ def experts(
             meta(count, *scales, dtype=form.scales),
         )
 
-    return op("experts", "routed_experts")(
+    return op("moe.experts", "routed_experts")(
         meta(tokens, hidden),
         *weight(2 * columns, hidden),
         *weight(hidden, columns),
@@ -88,7 +88,7 @@ def experts(
 def fetch(model: Experts, tokens: int, *, tensor: int, slots: int) -> object:
     """Both waves' kinds of a step whose experts lie in host memory."""
     hidden, columns = model.hidden, model.intermediate // tensor
-    cache = op("expert_cache", "make_expert_cache")(
+    cache = op("moe.expert_cache", "make_expert_cache")(
         (
             meta(model.count, 2 * columns, hidden // 2, dtype=u8),
             meta(model.count, 2 * columns, hidden // 32, dtype=u8),
@@ -100,7 +100,7 @@ def fetch(model: Experts, tokens: int, *, tensor: int, slots: int) -> object:
     )
     ids = meta(tokens, model.topk, dtype=i32)
     for wave in (0, 1):
-        op("expert_cache", "fetch_experts")(cache, ids, wave)
+        op("moe.expert_cache", "fetch_experts")(cache, ids, wave)
     return cache
 
 

@@ -58,7 +58,7 @@ def query_cases(sizes: Sizes) -> Iterator[Case]:
                 "indexer_q",
                 f"{'MXFP4' if fp4 else 'FP8'} T{tokens}",
                 call(
-                    "indexer_q",
+                    "indexer.indexer_q",
                     "fused_indexer_q_rope_quant",
                     meta(tokens, dtype=i64),
                     meta(tokens, INDEX_HEADS, INDEX_DIM),
@@ -74,7 +74,7 @@ def query_cases(sizes: Sizes) -> Iterator[Case]:
 def logits(tokens: int, keys: int, first: int = 0, heads: int = INDEX_HEADS) -> None:
     """Indexer logits of a prefill chunk over gathered FP8 keys; the chunk begins at row
     `first` of its batch."""
-    op("mqa_logits", "fp8_mqa_logits")(
+    op("indexer.mqa_logits", "fp8_mqa_logits")(
         meta(tokens, heads, INDEX_DIM, dtype=fp8),
         meta(keys, INDEX_DIM, dtype=fp8),
         meta(keys, dtype=f32),
@@ -93,7 +93,7 @@ def paged_logits(
     heads: int = INDEX_HEADS,
 ) -> None:
     """Indexer logits of a decode batch over the paged FP8 keys."""
-    op("mqa_logits", "fp8_paged_mqa_logits")(
+    op("indexer.mqa_logits", "fp8_paged_mqa_logits")(
         meta(requests, next_n, heads, INDEX_DIM, dtype=fp8),
         index_pages(blocks),
         meta(requests * next_n, heads, dtype=f32),
@@ -106,7 +106,7 @@ def paged_logits(
 
 def logits_mxfp4(tokens: int, keys: int, first: int = 0) -> None:
     """Indexer logits of a prefill chunk over gathered MXFP4 keys, as `logits`."""
-    op("mqa_logits_mxfp4", "mxfp4_mqa_logits")(
+    op("indexer.mqa_logits_mxfp4", "mxfp4_mqa_logits")(
         meta(tokens, INDEX_HEADS, INDEX_DIM // 2, dtype=u8),
         meta(tokens, INDEX_HEADS, dtype=i32),
         meta(keys, INDEX_DIM // 2, dtype=u8),
@@ -131,7 +131,7 @@ def paged_logits_mxfp4(
     pages = pages.as_strided(
         (*pages.shape[:3], width), (pages.stride(0), width, width, 1)
     )
-    op("mqa_logits_mxfp4", "mxfp4_paged_mqa_logits")(
+    op("indexer.mqa_logits_mxfp4", "mxfp4_paged_mqa_logits")(
         meta(requests, next_n, INDEX_HEADS, INDEX_DIM // 2, dtype=u8),
         meta(requests, next_n, INDEX_HEADS, dtype=i32),
         pages,
@@ -168,7 +168,7 @@ def logits_cases(sizes: Sizes) -> Iterator[Case]:
 
 def global_topk(tokens: int, topk: int) -> None:
     """Convert selected positions to cache slots."""
-    op("topk_indices", "compute_global_topk_indices_and_lens")(
+    op("indexer.topk_indices", "compute_global_topk_indices_and_lens")(
         meta(tokens, topk, dtype=i32),
         meta(tokens, dtype=i32),
         meta(16, 4096, dtype=i32),
@@ -180,7 +180,7 @@ def global_topk(tokens: int, topk: int) -> None:
 def combine(requests: int, ratio: int, topk: int, image: int = 0) -> None:
     """Convert selected positions and the window to rows of the gathered buffer."""
     visible = meta(2048, dtype=i32) if image else None
-    op("topk_indices", "combine_topk_swa_indices")(
+    op("indexer.topk_indices", "combine_topk_swa_indices")(
         meta(2048, topk, dtype=i32),
         meta(requests + 1, dtype=i32),
         meta(requests, dtype=i32),

@@ -63,12 +63,12 @@ def mhc_cases(sizes: Sizes) -> Iterator[Case]:
             constants = gates(4 * model.hidden)
             norm = {"norm_weight": meta(model.hidden), "norm_eps": 1e-6}
             calls = {
-                "pre": call("mhc", "mhc_pre", streams, *constants),
-                "pre and norm": call("mhc", "mhc_pre", streams, *constants, **norm),
-                "post": call("mhc", "mhc_post", *mixed),
-                "fused": call("mhc", "mhc_fused_post_pre", *mixed, *constants),
+                "pre": call("mhc.mhc", "mhc_pre", streams, *constants),
+                "pre and norm": call("mhc.mhc", "mhc_pre", streams, *constants, **norm),
+                "post": call("mhc.mhc", "mhc_post", *mixed),
+                "fused": call("mhc.mhc", "mhc_fused_post_pre", *mixed, *constants),
                 "fused and norm": call(
-                    "mhc", "mhc_fused_post_pre", *mixed, *constants, **norm
+                    "mhc.mhc", "mhc_fused_post_pre", *mixed, *constants, **norm
                 ),
                 "head": call(
                     *("mhc_head", "hc_head", streams),
@@ -135,7 +135,7 @@ def inv_rope_cases(sizes: Sizes) -> Iterator[Case]:
                 yield Case(
                     "inv_rope",
                     f"{label} H{count} {form} T{tokens}",
-                    call("inv_rope", name, *arguments),
+                    call("mla.inv_rope", name, *arguments),
                 )
 
 
@@ -150,7 +150,7 @@ def compress(
     """The compressor of one ratio over `tokens`, with norm weights in bf16."""
     overlap = ratio == 4
     states = meta(blocks, STATE_BLOCKS[ratio], 2 * (1 + overlap) * HEAD_DIM, dtype=f32)
-    return op("compressor", "compress_norm_rope_insert")(
+    return op("kv.compressor", "compress_norm_rope_insert")(
         states,
         meta(tokens, dtype=i32),
         meta(tokens, dtype=i64),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kernels.xpu_dsv4._decode_config import decode_config
+from kernels.xpu_dsv4.mla._decode_config import decode_config
 from lab.aot.calls import cases_attention, upstream
 from lab.aot.calls.record import Launch, recording
 from lab.aot.calls.shapes import CONTEXT, HEAD_DIM, WINDOW, i32, meta, pages

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from kernels.xpu_dsv4._logits import tiles_a_program
+from kernels.xpu_dsv4.indexer._logits import tiles_a_program
 from lab.aot.calls import cases_indexer
 from lab.aot.calls.record import Launch, recording
 from lab.aot.compiler.compile import CompileResult

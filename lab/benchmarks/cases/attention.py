@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from kernels.xpu_dsv4.sparse_decode import (
+from kernels.xpu_dsv4.mla.sparse_decode import (
     sparse_decode_workspace_size,
     xpu_sparse_decode_fp8,
 )
-from kernels.xpu_dsv4.sparse_prefill import xpu_sparse_prefill
+from kernels.xpu_dsv4.mla.sparse_prefill import xpu_sparse_prefill
 
 from ..files import ATTENTION, DECODE
 from ..workload import FLASHMLA, OURS, TORCH, UPSTREAM, Candidate, Case, Competitors

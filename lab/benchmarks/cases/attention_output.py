@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from kernels.xpu_dsv4.inv_rope import inv_rope_fp8_quant
-from kernels.xpu_dsv4.sparse_decode import (
+from kernels.xpu_dsv4.mla.inv_rope import inv_rope_fp8_quant
+from kernels.xpu_dsv4.mla.sparse_decode import (
     Fp8Output,
     sparse_decode_workspace_size,
     xpu_sparse_decode_fp8,
 )
-from kernels.xpu_dsv4.sparse_prefill import xpu_sparse_prefill
+from kernels.xpu_dsv4.mla.sparse_prefill import xpu_sparse_prefill
 
 from ..workload import OURS, TWO_LAUNCHES, Candidate, Case, Competitors
 from .attention import (

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from kernels.xpu_dsv4.compressor import compress_norm_rope_insert
+from kernels.xpu_dsv4.kv.compressor import compress_norm_rope_insert
 
 from ..files import COMPRESSOR
 from ..workload import OURS, UPSTREAM, Candidate, Case, Competitors

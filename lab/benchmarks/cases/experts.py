@@ -6,8 +6,8 @@ from functools import cache, partial
 
 import torch
 
-from kernels.reference.experts import routed_experts as reference
-from kernels.xpu_dsv4.experts import (
+from kernels.reference.moe.experts import routed_experts as reference
+from kernels.xpu_dsv4.moe.experts import (
     arrange_mxfp4_experts,
     routed_experts,
     workspace_size,

@@ -10,8 +10,11 @@ from functools import cache, partial
 
 import torch
 
-from kernels.xpu_dsv4.mqa_logits import fp8_mqa_logits, fp8_paged_mqa_logits
-from kernels.xpu_dsv4.mqa_logits_mxfp4 import mxfp4_mqa_logits, mxfp4_paged_mqa_logits
+from kernels.xpu_dsv4.indexer.mqa_logits import fp8_mqa_logits, fp8_paged_mqa_logits
+from kernels.xpu_dsv4.indexer.mqa_logits_mxfp4 import (
+    mxfp4_mqa_logits,
+    mxfp4_paged_mqa_logits,
+)
 
 from ..workload import OURS, SYCL, TORCH, Candidate, Case, Competitors
 from .attention import BLOCK

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from kernels.xpu_dsv4.mhc import mhc_post, mhc_pre
-from kernels.xpu_dsv4.qnorm_rope_kv_insert import xpu_qnorm_rope_kv_fp8_insert
+from kernels.xpu_dsv4.kv.qnorm_rope_kv_insert import xpu_qnorm_rope_kv_fp8_insert
+from kernels.xpu_dsv4.mhc.mhc import mhc_post, mhc_pre
 
 from ..files import INSERT, MHC
 from ..workload import OURS, SYCL, TORCH, UPSTREAM, Candidate, Case, Competitors

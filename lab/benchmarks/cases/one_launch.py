@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.xpu_dsv4.qnorm_rope_kv_insert import xpu_qnorm_rope_kv_fp8_insert
-from kernels.xpu_dsv4.sparse_decode import xpu_sparse_decode_fp8
-from kernels.xpu_dsv4.sparse_prefill import xpu_sparse_prefill
+from kernels.xpu_dsv4.kv.qnorm_rope_kv_insert import xpu_qnorm_rope_kv_fp8_insert
+from kernels.xpu_dsv4.mla.sparse_decode import xpu_sparse_decode_fp8
+from kernels.xpu_dsv4.mla.sparse_prefill import xpu_sparse_prefill
 
 from .attention import BLOCK, DIM, NOPE, PAGE, ROPE, SCALE, random_pages
 

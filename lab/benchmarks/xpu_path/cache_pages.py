@@ -128,7 +128,7 @@ def of_operands(data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 def in_fp8(layer: Any, core: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """What a token's attention `[heads, 512]` becomes as operand of wo_a's product."""
-    from kernels.reference.inv_rope import inv_rope_fp8_quant
+    from kernels.reference.mla.inv_rope import inv_rope_fp8_quant
 
     groups = layer.n_local_groups
     data, scale = inv_rope_fp8_quant(

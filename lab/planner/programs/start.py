@@ -370,13 +370,11 @@ def blocks(config: Any, cache: Any) -> dict[str, int]:
 
 def decode(config: Any) -> None:
     """Ask the decode kernel for its configuration of a rank's heads."""
-    try:
-        from vllm.model_executor.kernels.xpu_dsv4 import _decode_config as kernel
-    except ImportError:
-        from vllm.v1.attention.ops.xpu_dsv4 import _decode_config as kernel
+    from vllm.model_executor.kernels.xpu_dsv4.mla import _decode_config
+
     heads = config.model_config.hf_text_config.num_attention_heads
     heads //= config.parallel_config.tensor_parallel_size
-    kernel.decode_config(config.scheduler_config.max_num_seqs, heads, 8192)
+    _decode_config.decode_config(config.scheduler_config.max_num_seqs, heads, 8192)
 
 
 def attempts(given: dict[str, Any]) -> list[dict[str, Any]]:

@@ -4,10 +4,10 @@
 import importlib
 from typing import Any
 
-CONFIG = "vllm.model_executor.kernels.xpu_dsv4._decode_config"
+DEVICE = "vllm.model_executor.kernels.xpu_dsv4._device"
 
 
 def split_no_keys() -> None:
     """Divide it as on a device that is full with one program for each tile of heads."""
-    config: Any = importlib.import_module(CONFIG)
-    config.XE_CORES = 0
+    device: Any = importlib.import_module(DEVICE)
+    device.XE_CORES = 0

@@ -70,8 +70,7 @@ def test_v41_has_the_weights_that_its_plan_holds() -> None:
     weights = {
         float(row["weights_gib"])
         for row in read_rows(PROJECT.root / "docs/data/plans.csv")
-        if (row["model"], row["split"]) == ("V4.1-Flash", "TP 8")
-        and row["weights_gib"]
+        if (row["model"], row["split"]) == ("V4.1-Flash", "TP 8") and row["weights_gib"]
     }
     held = sum(
         group.count

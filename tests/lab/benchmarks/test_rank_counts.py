@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from kernels.xpu_dsv4.expert_cache import ExpertCache, make_expert_cache
+from kernels.xpu_dsv4.moe.expert_cache import ExpertCache, make_expert_cache
 from lab.benchmarks.xpu_path.ranks.rank_counts import counted
 
 OWN = "vllm.model_executor.layers.fused_moe.expert_cache"

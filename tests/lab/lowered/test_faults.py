@@ -6,8 +6,8 @@ import torch
 from compare import assert_close
 from device_choice import RAN
 
-from kernels.reference import nvfp4_linear as reference
-from kernels.xpu_dsv4 import nvfp4_linear as kernel
+from kernels.reference.linear import nvfp4_linear as reference
+from kernels.xpu_dsv4.linear import nvfp4_linear as kernel
 from lab.lowered.opencl import BUILTINS, Cpu
 from lab.lowered.run import lowering
 from lab.lowered.spirv import without_barriers, without_load_masks

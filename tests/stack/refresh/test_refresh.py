@@ -199,14 +199,16 @@ KERNELS = "vllm/model_executor/kernels/xpu_dsv4"
 
 def add_gather(stack: FakeStack) -> None:
     """A step whose kernel imports one that `third` brings."""
-    gather = (stack.project.kernels / "xpu_dsv4/gather.py").read_text()
+    folder = stack.project.kernels / "xpu_dsv4/kv"
+    package, gather = folder / "__init__.py", folder / "gather.py"
     stack.step(
         "fourth",
         {
             "vllm/attention.py": edited(edited(edited(ATTENTION, 5), 7), 30),
-            f"{KERNELS}/gather.py": gather,
+            f"{KERNELS}/kv/__init__.py": package.read_text(),
+            f"{KERNELS}/kv/gather.py": gather.read_text(),
         },
-        "Kernels: gather\n",
+        "Kernels: kv/gather\n",
     )
 
 
@@ -216,7 +218,7 @@ def test_a_step_brings_the_kernels_of_a_dropped_one(stack: FakeStack) -> None:
     assert outcomes(done)["fourth"] == "clean"
     work = stack.apply("there", "v2.0")
     names = {path.name for path in (work / KERNELS).iterdir()}
-    assert names == {"__init__.py", "_launch.py", "_triton.py", "gather.py"}
+    assert names == {"__init__.py", "_launch.py", "_triton.py", "kv"}
 
 
 def test_a_conflict_is_left_with_the_kernels_of_a_dropped_step(

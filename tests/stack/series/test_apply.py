@@ -291,7 +291,7 @@ def test_a_step_without_a_diff_brings_its_kernels(stack: FakeStack) -> None:
     trailers = Trailers(
         upstream_status="Pending",
         removal="x",
-        kernels=("gather",),
+        kernels=("kv/gather",),
         test="tests/steps/test_any.py",
         fails_before="none [unused yet]",
     )
@@ -302,7 +302,8 @@ def test_a_step_without_a_diff_brings_its_kernels(stack: FakeStack) -> None:
     order(stack, "first", "second", "third", "fourth")
     stack.rederive()
     assert stack.trees()[-1].added == (
-        "vllm/model_executor/kernels/xpu_dsv4/gather.py",
+        "vllm/model_executor/kernels/xpu_dsv4/kv/__init__.py",
+        "vllm/model_executor/kernels/xpu_dsv4/kv/gather.py",
     )
 
 

@@ -20,27 +20,33 @@ def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
 
 def with_gather(stack: FakeStack) -> Step:
     step = load_series(stack.project, "v1.0")[2]
-    return replace(step, trailers=replace(step.trailers, kernels=("gather",)))
+    return replace(step, trailers=replace(step.trailers, kernels=("kv/gather",)))
 
 
 def test_a_kernel_brings_what_it_imports(stack: FakeStack) -> None:
     files = kernel_closure(stack.project, with_gather(stack))
-    assert list(files) == ["__init__.py", "_launch.py", "_triton.py", "gather.py"]
+    assert list(files) == [
+        "__init__.py",
+        "_launch.py",
+        "_triton.py",
+        "kv/__init__.py",
+        "kv/gather.py",
+    ]
 
 
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("from ..reference import decode\n", "from above its package"),
+        ("from ...reference import decode\n", "from above its package"),
         ("from kernels.xpu_dsv4 import decode\n", "by an absolute name"),
         ("import vllm\n", "by an absolute name"),
-        ("from .missing import x\n", "no kernel module missing"),
+        ("from .missing import x\n", "no kernel module kv/missing"),
         ("def (\n", "not Python"),
     ],
 )
 def test_what_cannot_come_along(stack: FakeStack, source: str, problem: str) -> None:
     step = with_gather(stack)
-    stack.write("kernels/xpu_dsv4/gather.py", source)
+    stack.write("kernels/xpu_dsv4/kv/gather.py", source)
     with pytest.raises(SeriesError, match=problem) as caught:
         kernel_closure(stack.project, step)
     assert (caught.value.release, caught.value.step) == ("v1.0", "third")

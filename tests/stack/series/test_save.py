@@ -216,13 +216,13 @@ def test_what_is_not_committed_is_not_lost(stack: FakeStack) -> None:
             "is a kernel: change it",
         ),
         (
-            {"vllm/model_executor/kernels/xpu_dsv4/gather.py": "x = 1\n"},
+            {"vllm/model_executor/kernels/xpu_dsv4/kv/gather.py": "x = 1\n"},
             "",
             "would not give the commit's tree",
         ),
         (
             {"vllm/rope.py": "x\n"},
-            "Kernels: gather\n",
+            "Kernels: kv/gather\n",
             "would not give the commit's tree",
         ),
         ({"vllm/rope.py": "x\n"}, "Upstream-Status: Maybe\n", "is there twice"),

@@ -4,7 +4,7 @@
 import torch
 
 from kernels.reference._quant import block_exponent, e2m1_nibbles
-from kernels.reference.mqa_logits_mxfp4 import mxfp4_values
+from kernels.reference.indexer.mqa_logits_mxfp4 import mxfp4_values
 from standins.emulated_xpu.ops import fp4
 
 

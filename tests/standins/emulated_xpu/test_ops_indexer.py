@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.reference import mqa_logits
+from kernels.reference.indexer import mqa_logits
 from standins.emulated_xpu.on_cuda.forms import indexer as on_cuda
 from standins.emulated_xpu.ops import indexer
 from standins.emulated_xpu.wheel import pins
@@ -46,7 +46,7 @@ def scaled_queries(exponents: torch.Tensor, block: int) -> torch.Tensor:
 
 def kernel_queries(device: torch.device, use_fp4: bool) -> tuple[torch.Tensor, ...]:
     """Codes, scales and weights of the Triton kernel; FP8 has its scales in weights."""
-    from kernels.xpu_dsv4.indexer_q import fused_indexer_q_rope_quant
+    from kernels.xpu_dsv4.indexer.indexer_q import fused_indexer_q_rope_quant
 
     arguments = [x.to(device) for x in query_arguments()]
     codes, weights = fused_indexer_q_rope_quant(*arguments, 0.25, 0.5, use_fp4=use_fp4)

@@ -7,7 +7,7 @@ The ops have no e4m3 subnormals; these codes are held to their own rule.
 import pytest
 import torch
 
-from kernels.reference import inv_rope as reference
+from kernels.reference.mla import inv_rope as reference
 from standins.emulated_xpu.ops.inv_rope import (
     deepseek_inv_rope_bf16,
     deepseek_inv_rope_fp8_quant,
@@ -41,7 +41,7 @@ SHAPE_NAMES = [f"T{t}-G{g}-H{h}" for t, g, h in SHAPES]
 def test_bf16_rows_are_those_of_the_kernel(
     shape: tuple[int, int, int], kernel_device: torch.device
 ) -> None:
-    from kernels.xpu_dsv4 import inv_rope
+    from kernels.xpu_dsv4.mla import inv_rope
 
     o, positions, table, *sizes = arguments(*shape)
     on_device = (x.to(kernel_device) for x in (o, positions, table))
@@ -56,7 +56,7 @@ def test_bf16_rows_are_those_of_the_kernel(
 def test_codes_and_scales_are_those_of_the_kernel(
     shape: tuple[int, int, int], scale: float, kernel_device: torch.device
 ) -> None:
-    from kernels.xpu_dsv4 import inv_rope
+    from kernels.xpu_dsv4.mla import inv_rope
 
     o, positions, table, *sizes = arguments(*shape, scale)
     mine, mine_scales = inv_rope.inv_rope_fp8_quant(

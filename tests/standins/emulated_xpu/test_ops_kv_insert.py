@@ -67,7 +67,9 @@ SHAPES = [(5, 3, 64), (1, 64, 256), (23, 8, 7), (9, 0, 2), (6, 5, 1)]
 def test_queries_and_pages_are_those_of_the_kernel(
     shape: tuple[int, int, int], gaps: bool, kernel_device: torch.device
 ) -> None:
-    from kernels.xpu_dsv4.qnorm_rope_kv_insert import xpu_qnorm_rope_kv_fp8_insert
+    from kernels.xpu_dsv4.kv.qnorm_rope_kv_insert import (
+        xpu_qnorm_rope_kv_fp8_insert,
+    )
 
     tokens, heads, block_size = shape
     given = case(tokens, heads, block_size, gaps)

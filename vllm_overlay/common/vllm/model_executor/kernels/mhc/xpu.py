@@ -8,7 +8,7 @@ fake, which traces the op, reads only what the shapes of the results follow from
 
 import torch
 
-from vllm.model_executor.kernels.xpu_dsv4.mhc import (
+from vllm.model_executor.kernels.xpu_dsv4.mhc.mhc import (
     mhc_fused_post_pre,
     mhc_post,
     mhc_pre,

@@ -7,7 +7,7 @@ An op has the signature of the function behind it, which describes the arguments
 
 import torch
 
-from vllm.model_executor.kernels.xpu_dsv4.mhc_delayed import (
+from vllm.model_executor.kernels.xpu_dsv4.mhc.mhc_delayed import (
     mhc_fused_post_pre_delayed,
     mhc_pre_delayed,
 )

@@ -4,7 +4,7 @@
 
 import torch
 
-from vllm.model_executor.kernels.xpu_dsv4.mhc_head import hc_head
+from vllm.model_executor.kernels.xpu_dsv4.mhc.mhc_head import hc_head
 from vllm.utils.torch_utils import direct_register_custom_op
 
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm.model_executor.kernels.xpu_dsv4._decode_config import decode_config
-from vllm.model_executor.kernels.xpu_dsv4.mqa_logits_mxfp4 import (
+from vllm.model_executor.kernels.xpu_dsv4.mla._decode_config import decode_config
+from vllm.model_executor.kernels.xpu_dsv4.indexer.mqa_logits_mxfp4 import (
     mxfp4_mqa_logits,
     mxfp4_paged_mqa_logits,
 )
-from vllm.model_executor.kernels.xpu_dsv4.sparse_decode import (
+from vllm.model_executor.kernels.xpu_dsv4.mla.sparse_decode import (
     Fp8Output,
     xpu_sparse_decode_fp8,
 )
-from vllm.model_executor.kernels.xpu_dsv4.sparse_prefill import xpu_sparse_prefill
+from vllm.model_executor.kernels.xpu_dsv4.mla.sparse_prefill import xpu_sparse_prefill
 from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 from vllm.model_executor.warmup.jit_warmup_triton_helper import (
     triton_scalar_specialization_rep,

@@ -8,7 +8,7 @@ outermost: no transposition or copy follows.
 
 import torch
 
-from vllm.model_executor.kernels.xpu_dsv4.inv_rope import inv_rope_bf16
+from vllm.model_executor.kernels.xpu_dsv4.mla.inv_rope import inv_rope_bf16
 from vllm.utils.torch_utils import direct_register_custom_op
 
 

@@ -5,7 +5,7 @@ from typing import cast
 
 import torch
 
-from vllm.model_executor.kernels.xpu_dsv4.nvfp4_linear import nvfp4_linear
+from vllm.model_executor.kernels.xpu_dsv4.linear.nvfp4_linear import nvfp4_linear
 from vllm.model_executor.layers.quantization.utils.bmm_utils import unpack_bmm_weight
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import direct_register_custom_op

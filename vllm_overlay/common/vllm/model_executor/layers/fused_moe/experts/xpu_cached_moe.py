@@ -5,7 +5,7 @@
 import torch
 
 import vllm.model_executor.layers.fused_moe.modular_kernel as mk
-from vllm.model_executor.kernels.xpu_dsv4.expert_cache import (
+from vllm.model_executor.kernels.xpu_dsv4.moe.expert_cache import (
     ExpertCache,
     Weights,
     cached_experts,

@@ -5,7 +5,7 @@
 import torch
 
 import vllm.model_executor.layers.fused_moe.modular_kernel as mk
-from vllm.model_executor.kernels.xpu_dsv4.experts import (
+from vllm.model_executor.kernels.xpu_dsv4.moe.experts import (
     routed_experts,
     workspace_size,
 )

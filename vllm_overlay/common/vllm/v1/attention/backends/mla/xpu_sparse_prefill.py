@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm.model_executor.kernels.xpu_dsv4.gather import dequantize_and_gather_k_cache
-from vllm.model_executor.kernels.xpu_dsv4.sparse_prefill import xpu_sparse_prefill
-from vllm.model_executor.kernels.xpu_dsv4.topk_indices import (
+from vllm.model_executor.kernels.xpu_dsv4.kv.gather import dequantize_and_gather_k_cache
+from vllm.model_executor.kernels.xpu_dsv4.mla.sparse_prefill import xpu_sparse_prefill
+from vllm.model_executor.kernels.xpu_dsv4.indexer.topk_indices import (
     WIDTH_MULTIPLE,
     combine_topk_swa_indices,
 )
