@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads single tensors of a checkpoint into a small model, or into its draft."""
 
+import functools
 from typing import Any
 
 import torch
@@ -100,6 +101,27 @@ class Loader:
             and "weight_scale" in full_name
         )
         return values(scale[1] if name in EXPERTS else scale)[:rows]
+
+
+@functools.cache
+def loader(owner: str, expert_dtype: str = "fp4") -> Loader:
+    return Loader(owner, expert_dtype)
+
+
+def check_held(owner: str, expert_dtype: str, dtypes: dict[str, torch.dtype]) -> None:
+    """Load a scale of each of these names, and compare what the parameters have."""
+    checkpoint, model = LAYERS[owner]
+    given = {
+        name: scale_of(name, expert_dtype, dtype) for name, dtype in dtypes.items()
+    }
+    found = loader(owner, expert_dtype)
+    error = found.load(checkpoint, {f"{name}.scale": s for name, s in given.items()})
+    assert not error, error
+    for name, scale in given.items():
+        held = found.held(model, name, len(scale))
+        assert torch.equal(held, values(scale)), (
+            f"{name} of the {owner} is off by {(held / values(scale)).max():.3g}"
+        )
 
 
 def values(scale: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scales of a checkpoint keep their values; what XPU would misread is refused."""
 
-import functools
 from typing import Any
 
 import pytest
@@ -15,42 +14,14 @@ from helpers.checkpoint_loader import (
     LAYERS,
     LINEARS,
     SHAPES,
-    Loader,
+    check_held,
     error_of,
+    loader,
     scale_of,
-    values,
     weight_of,
 )
 
 every_owner = pytest.mark.parametrize("owner", LAYERS)
-
-
-@functools.cache
-def loader(owner: str, expert_dtype: str = "fp4") -> Loader:
-    return Loader(owner, expert_dtype)
-
-
-def check_held(owner: str, expert_dtype: str, dtypes: dict[str, torch.dtype]) -> None:
-    """Load a scale of each of these names, and compare what the parameters have."""
-    checkpoint, model = LAYERS[owner]
-    given = {
-        name: scale_of(name, expert_dtype, dtype) for name, dtype in dtypes.items()
-    }
-    found = loader(owner, expert_dtype)
-    error = found.load(checkpoint, {f"{name}.scale": s for name, s in given.items()})
-    assert not error, error
-    for name, scale in given.items():
-        held = found.held(model, name, len(scale))
-        assert torch.equal(held, values(scale)), (
-            f"{name} of the {owner} is off by {(held / values(scale)).max():.3g}"
-        )
-
-
-@every_owner
-@pytest.mark.parametrize("linears", [E8M0, torch.float32])
-def test_e8m0_scales_of_fp8_experts(owner: str, linears: torch.dtype) -> None:
-    dtypes = dict.fromkeys(EXPERTS, E8M0) | dict.fromkeys(LINEARS, linears)
-    check_held(owner, "fp8", dtypes)
 
 
 def unless_rounded(test: Any) -> Any:

@@ -62,11 +62,12 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 def check_tensors(
     config: Any, weights: Weights, *, of_draft: bool = False
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a checkpoint, each scale as its parameter holds it.
+    """Yield the tensors of a checkpoint, each scale as the loaders take it.
 
     In the checkpoint a scale is float8_e8m0fnu or float32. All parameters are float32
     with `expert_dtype` "fp8", else float8_e8m0fnu; the loaders view the scales of MXFP4
-    experts as bytes. Scales of other quantizations come out as they are.
+    experts as bytes, so float32 ones come out as float8_e8m0fnu. Scales of other
+    quantizations come out as they are.
 
     Args:
         config: The `config.json` of the checkpoint.
@@ -230,7 +231,7 @@ class _Published:
             return scale if self.has_fp8_experts else _as_e8m0(name, scale)
         if scale.view(torch.uint8).max() == _E8M0_NAN:
             raise ValueError(f"{name} has the code {_E8M0_NAN:#x}, which is NaN")
-        return _upcast_e8m0_to_fp32(scale) if self.has_fp8_experts else scale
+        return scale
 
     def _check_compressor(
         self, name: str, weight: torch.Tensor, layer: int, indexer: str
