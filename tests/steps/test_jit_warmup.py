@@ -128,7 +128,7 @@ def test_pages_of_a_request_compile_nothing(
     indexer.k_cache.kv_cache = zeros(3, 64, 68, dtype=torch.uint8)
     before = warmed_up(registries[0], monkeypatch)
     kernels = "vllm.model_executor.kernels.xpu_dsv4"
-    logits = layout.module(f"{kernels}.mqa_logits_mxfp4").mxfp4_paged_mqa_logits
+    logits = layout.module(f"{kernels}.indexer.mqa_logits_mxfp4").mxfp4_paged_mqa_logits
     with compiled(monkeypatch, launch=False) as needed:
         logits(
             zeros(3, 1, indexer.n_head, 64, dtype=torch.int8),

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm.model_executor.kernels.xpu_dsv4.mla._decode_config import decode_config
 from vllm.model_executor.kernels.xpu_dsv4.indexer.mqa_logits_mxfp4 import (
     mxfp4_mqa_logits,
     mxfp4_paged_mqa_logits,
 )
+from vllm.model_executor.kernels.xpu_dsv4.mla._decode_config import decode_config
 from vllm.model_executor.kernels.xpu_dsv4.mla.sparse_decode import (
     Fp8Output,
     xpu_sparse_decode_fp8,

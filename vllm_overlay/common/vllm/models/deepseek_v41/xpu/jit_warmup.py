@@ -16,11 +16,11 @@ from vllm.model_executor.kernels.attention.dsa.candidate_blocks import (
     apply_candidate_mask,
     select_candidate_blocks,
 )
+from vllm.model_executor.kernels.xpu_dsv4.indexer.mqa_logits import fp8_paged_mqa_logits
 from vllm.model_executor.kernels.xpu_dsv4.mhc.mhc_delayed import (
     mhc_fused_post_pre_delayed,
     mhc_pre_delayed,
 )
-from vllm.model_executor.kernels.xpu_dsv4.indexer.mqa_logits import fp8_paged_mqa_logits
 from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 from vllm.models.deepseek_v4.xpu.jit_warmup import Pages
 from vllm.platforms import current_platform
