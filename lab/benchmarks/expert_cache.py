@@ -4,8 +4,9 @@
 Prints what a captured decode step takes: with all experts on the device; with slots for
 a tenth, a quarter and a half of them, on a routing with the locality that was published
 (llama.cpp#27861); with all its experts in slots; and with experts read in place, as
-vLLM's UVA offload does. Before, the link: the copy engine, and the kernel that fetches;
-and the host's own memory. `--out` keeps all of it in `link.json`.
+vLLM's UVA offload does. Then what a chunk of a prompt takes, whose waves are copied one
+after another, or while another computes. Before, the link: the copy engine, and the
+kernel that fetches; and the host's own memory. `--out` keeps all of it in `link.json`.
 """
 
 import argparse
@@ -16,7 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -28,6 +31,7 @@ from kernels.xpu_dsv4.moe.expert_cache import (
     fetch_experts,
     make_expert_cache,
 )
+from kernels.xpu_dsv4.moe.expert_waves import overlapped_experts
 from kernels.xpu_dsv4.moe.experts import routed_experts
 from standins.emulated_xpu.on_cuda import device_api
 
@@ -40,6 +44,8 @@ experts then hits 64 %, of a quarter 80 %; published are 67 and 81."""
 LIMIT = 10.0
 TOKENS = (1, 4)
 """Of a step. With more, a tenth of the experts does not suffice for a wave."""
+SHARES = (0.1, 0.23, 0.49)
+"""Of a layer's experts, that have a slot."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,31 @@ class Layer:
     hidden: int = 4096
     intermediate: int = 2048
     steps: int = 128
+    chunk: int = 8192
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Milliseconds of a layer for a chunk of a prompt, by where its experts lie.
+
+    Attributes:
+        resident: all on the device.
+        waves: in slots, a wave after the other.
+        overlapped: in slots, a wave copied while another computes.
+    """
+
+    tokens: int
+    slots: int
+    resident: float
+    waves: float
+    overlapped: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tokens} tokens, {self.slots} slots: {self.overlapped:.1f} ms; one "
+            f"wave after the other {self.waves:.1f} ms; on the device "
+            f"{self.resident:.1f} ms"
+        )
 
 
 @dataclass(frozen=True)
@@ -165,7 +196,7 @@ def main() -> None:
     options = parser.parse_args()
     started = time.monotonic()
     device = take_device(options.device)
-    layer = Layer(8, 2, 64, 32, 4) if device.type == "cpu" else Layer()
+    layer = Layer(8, 2, 64, 32, 4, 16) if device.type == "cpu" else Layer()
     print(f"{describe(device)}, torch {torch.__version__}, Triton {triton.__version__}")
     clock = Clock(device)
     host = host_weights(layer, device)
@@ -175,17 +206,17 @@ def main() -> None:
         rates[name] = rate
     w13, w13_scale, w2, w2_scale = (part.clone() for part in host)
     resident = w13, w13_scale, w2, w2_scale
-    steps: list[Step] = []
-    for tokens in TOKENS:
-        for step in times(tokens, layer, host, resident, clock):
-            print(step, flush=True)
-            steps.append(step)
-            if options.out:
-                found = {"gb_per_second": rates, "steps": [asdict(s) for s in steps]}
-                options.out.mkdir(parents=True, exist_ok=True)
-                (options.out / "link.json").write_text(json.dumps(found, indent=1))
-            if time.monotonic() - started > options.seconds:
-                return
+    found: dict[str, Any] = {"gb_per_second": rates, "steps": [], "chunks": []}
+    steps = [times(tokens, layer, host, resident, clock) for tokens in TOKENS]
+    rows: Iterator[Step | Chunk] = chain(*steps, chunks(layer, host, resident, clock))
+    for row in rows:
+        print(row, flush=True)
+        found["steps" if isinstance(row, Step) else "chunks"].append(asdict(row))
+        if options.out:
+            options.out.mkdir(parents=True, exist_ok=True)
+            (options.out / "link.json").write_text(json.dumps(found, indent=1))
+        if time.monotonic() - started > options.seconds:
+            return
 
 
 def times(
@@ -214,7 +245,7 @@ def times(
     yield Step(tokens, "on the device", here)
     there = took(partial(plain, host))
     yield Step(tokens, "read in place", there)
-    for share in (0.1, 0.23, 0.49, 1.0):
+    for share in (*SHARES, 1.0):
         slots = max(int(share * layer.experts), layer.topk)
         cache = make_expert_cache(host, slots, device)
         microseconds = took(partial(cached, cache))
@@ -223,6 +254,34 @@ def times(
         uva = (slots * here + (layer.experts - slots) * there) / layer.experts
         share_of_hits = hits / (hits + misses)
         yield Step(tokens, f"{slots} slots", microseconds, share_of_hits, uva)
+
+
+def chunks(
+    layer: Layer, host: Weights, resident: Weights, clock: Clock
+) -> Iterator[Chunk]:
+    """What a chunk of a prompt takes; equal bits are checked before."""
+    device, tokens = clock.device, layer.chunk
+    x = torch.randn(tokens, layer.hidden, device=device).bfloat16()
+    weights = torch.rand(tokens, layer.topk, device=device)
+    ids = torch.rand(tokens, layer.experts, device=device).topk(layer.topk)[1].int()
+
+    def plain() -> torch.Tensor:
+        return routed_experts(x, *resident, weights, ids, swiglu_limit=LIMIT)
+
+    def took(run: Callable[[], torch.Tensor]) -> float:
+        if not torch.equal(run(), plain()):
+            raise SystemExit("results differ from those of residents")
+        return clock.direct([run]) / 1e3
+
+    here = took(plain)
+    for share in SHARES:
+        slots = max(int(share * layer.experts), 2)
+        waves, overlapped = (
+            took(partial(form, x, cache, weights, ids, LIMIT))
+            for form in (cached_experts, overlapped_experts)
+            for cache in [make_expert_cache(host, slots, device)]
+        )
+        yield Chunk(tokens, slots, here, waves, overlapped)
 
 
 if __name__ == "__main__":

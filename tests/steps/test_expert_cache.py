@@ -97,11 +97,13 @@ def load(made: Any, layer: Layer) -> None:
     made.process_weights_after_loading(layer)
 
 
-def outputs(made: Any, layer: Layer) -> list[torch.Tensor]:
-    """What three steps give: of five tokens, of one, and of five with other choices."""
+def outputs(
+    made: Any, layer: Layer, steps: tuple[int, ...] = (TOKENS, 1, TOKENS)
+) -> list[torch.Tensor]:
+    """What steps of so many tokens give."""
     torch.manual_seed(1)
     found = []
-    for tokens in (TOKENS, 1, TOKENS):
+    for tokens in steps:
         x = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16, device=layout.device())
         scores, ids = torch.rand(tokens, EXPERTS, device=layout.device()).topk(TOPK)
         chosen = ids.to(torch.int32)
@@ -128,6 +130,24 @@ def test_bits_are_those_of_experts_on_the_device(slots: int, config: Any) -> Non
     hits, misses = cache.counts[1:3].tolist()
     assert misses == EXPERTS if slots > EXPERTS else misses > EXPERTS - 1
     assert hits or slots == TOPK
+
+
+@pytest.mark.parametrize(("captured", "waves"), [(0, EXPERTS), (40, EXPERTS // 2)])
+def test_a_step_that_no_graph_captures_overlaps(
+    captured: int, waves: int, config: Any
+) -> None:
+    """Each of two slots is a half; a captured step asks no host and has both."""
+    config.compilation_config.max_cudagraph_capture_size = captured
+    resident = method(moe_backend="triton")
+    layer = build(resident)
+    load(resident, layer)
+    (wanted,) = outputs(resident, layer, (40,))
+    take_slots(config, TOPK)
+    cached = method()
+    layer = build(cached)
+    load(cached, layer)
+    assert torch.equal(*outputs(cached, layer, (40,)), wanted)
+    assert cached.moe_kernel.fused_experts.cache.counts[0] == waves
 
 
 def test_what_is_taken_is_printed_once(

@@ -321,35 +321,16 @@ def cached_experts(
         ValueError: naming the argument, its value and what was expected.
 
     """
-    experts = len(cache.slot_of)
-    slots = cache.slots
-    check_once(
-        check_experts,
-        hidden_states,
-        *slots,
-        topk_weights,
-        topk_ids,
-        cache.here,
-        out,
-        workspace,
-        experts,
-        MXFP4,
+    out, workspace = take_arguments(
+        hidden_states, cache, topk_weights, topk_ids, out, workspace
     )
-    (tokens, hidden), topk = hidden_states.shape, topk_ids.shape[1]
-    num_slots, columns, _ = slots[0].shape
-    device = hidden_states.device
-    if out is None:
-        out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=device)
     if not topk_ids.numel():
         return out.zero_()
-    if workspace is None:
-        sizes = (tokens, topk, experts, num_slots, hidden, columns // 2)
-        need = cached_workspace_size(*sizes)
-        workspace = torch.empty(need, dtype=torch.uint8, device=device)
+    experts = len(cache.slot_of)
     for wave in range(cache.waves(topk_ids.numel())):
         rows = expert_rows(
             hidden_states,
-            *slots,
+            *cache.slots,
             topk_ids,
             cache.here,
             swiglu_limit,
@@ -360,3 +341,43 @@ def cached_experts(
         )
     combine(rows, topk_weights, topk_ids, None, experts, out)
     return out
+
+
+def take_arguments(
+    hidden_states: torch.Tensor,
+    cache: ExpertCache,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    out: torch.Tensor | None,
+    workspace: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Check the arguments of `cached_experts`; return `out` and `workspace`, allocated
+    where they are None.
+
+    Raises:
+        ValueError: naming the argument, its value and what was expected.
+
+    """
+    experts = len(cache.slot_of)
+    check_once(
+        check_experts,
+        hidden_states,
+        *cache.slots,
+        topk_weights,
+        topk_ids,
+        cache.here,
+        out,
+        workspace,
+        experts,
+        MXFP4,
+    )
+    (tokens, hidden), topk = hidden_states.shape, topk_ids.shape[1]
+    num_slots, columns, _ = cache.slots[0].shape
+    device = hidden_states.device
+    if out is None:
+        out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=device)
+    if workspace is None:
+        sizes = (tokens, topk, experts, num_slots, hidden, columns // 2)
+        need = cached_workspace_size(*sizes)
+        workspace = torch.empty(need, dtype=torch.uint8, device=device)
+    return out, workspace

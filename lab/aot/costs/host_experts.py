@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model experts that lie in the host's memory: those that a step needs and the device
-lacks come over its link, which nothing overlaps."""
+lacks come over its link."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -48,9 +48,10 @@ def read(model: Shapes, split: Split, slots: Slots) -> Range:
 
 
 def streamed(model: Shapes, split: Split, slots: Slots, tokens: int) -> Part:
-    """The same of a chunk of a prompt, whose waves find nothing of each other."""
+    """The same of a chunk of a prompt, which needs nearly all of them: at best those
+    that have a slot are not read again."""
     needed = distinct(model.experts, model.active, tokens)
-    return _part(model, split, slots, Range(needed, needed))
+    return _part(model, split, slots, Range(max(0, needed - slots.count), needed))
 
 
 def read_bytes(model: Shapes, split: Split, count: float) -> float:

@@ -63,12 +63,16 @@ def first_token(
 
 
 def _layer(model: Shapes, split: Split, count: int, slots: Slots | None) -> Range:
-    """Milliseconds of a layer over so many rows."""
+    """Milliseconds of a layer over so many rows, experts of the host included."""
     if not count:
         return NOTHING
-    time = total(prefill(model, split, count, 0, Kernels({}, {})))
+    parts = prefill(model, split, count, 0, Kernels({}, {}))
+    time = total(parts)
     if slots:
-        time += streamed(model, split, slots, count).milliseconds
+        link = streamed(model, split, slots, count).milliseconds
+        # At best experts are copied while others compute.
+        experts = next(part.milliseconds for part in parts if part.name == "experts")
+        time += Range(max(0, link.fast - experts.fast), link.slow)
     return time.times(1 / model.layers)
 
 

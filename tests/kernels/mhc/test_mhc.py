@@ -7,8 +7,8 @@ from compare import assert_close
 from inputs import strided
 from mhc_inputs import EPS, case, mixed
 
-from kernels.reference.mhc.mhc import mhc as reference
-from kernels.xpu_dsv4.mhc.mhc import _mhc_launch, mhc, mhc_head
+from kernels.reference.mhc import mhc as reference
+from kernels.xpu_dsv4.mhc import _mhc_launch, mhc, mhc_head
 
 NAMES = ("post", "comb", "layer_input")
 

@@ -7,8 +7,8 @@ from compare import assert_close
 from inputs import strided
 from mhc_inputs import EPS, case, mixed
 
-from kernels.reference.mhc.mhc import mhc_delayed as reference
-from kernels.xpu_dsv4.mhc.mhc import _mhc_launch, mhc, mhc_delayed
+from kernels.reference.mhc import mhc_delayed as reference
+from kernels.xpu_dsv4.mhc import _mhc_launch, mhc, mhc_delayed
 
 NAMES = ("post", "comb", "layer_input", "next_pre_mix")
 SIZES = [(1, 5120), (3, 4096), (7, 192), (63, 96), (65, 80)]

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from kernels.reference.mhc.mhc import mhc as reference
+from kernels.reference.mhc import mhc as reference
 from standins.emulated_xpu.ops import mhc
 
 TOKENS, STREAMS, HIDDEN = 3, 4, 96

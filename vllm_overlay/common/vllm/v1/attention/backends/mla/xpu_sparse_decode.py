@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from vllm.model_executor.kernels.xpu_dsv4.indexer.topk_indices import (
+    compute_global_topk_indices_and_lens,
+)
 from vllm.model_executor.kernels.xpu_dsv4.mla.sparse_decode import (
     sparse_decode_workspace_size,
     xpu_sparse_decode_fp8,
-)
-from vllm.model_executor.kernels.xpu_dsv4.indexer.topk_indices import (
-    compute_global_topk_indices_and_lens,
 )
 from vllm.v1.worker.workspace import current_workspace_manager
 

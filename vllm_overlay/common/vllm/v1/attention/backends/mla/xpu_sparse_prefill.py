@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm.model_executor.kernels.xpu_dsv4.kv.gather import dequantize_and_gather_k_cache
-from vllm.model_executor.kernels.xpu_dsv4.mla.sparse_prefill import xpu_sparse_prefill
 from vllm.model_executor.kernels.xpu_dsv4.indexer.topk_indices import (
     WIDTH_MULTIPLE,
     combine_topk_swa_indices,
 )
+from vllm.model_executor.kernels.xpu_dsv4.kv.gather import dequantize_and_gather_k_cache
+from vllm.model_executor.kernels.xpu_dsv4.mla.sparse_prefill import xpu_sparse_prefill
 from vllm.utils.math_utils import cdiv, round_up
 from vllm.v1.worker.workspace import current_workspace_manager
 
