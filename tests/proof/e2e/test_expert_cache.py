@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from proof.e2e.checkpoints import v41
 from proof.e2e.checkpoints.checkpoint import CHOSEN, FLASH
 from proof.e2e.judging.checks import check_same_tokens
+from proof.e2e.judging.drafts import successors
 from proof.e2e.running.serving import Engines, EngineStopped, Job, Prompt
 
 pytestmark = pytest.mark.newest
@@ -89,6 +91,41 @@ def test_a_draft_has_slots_too(engines: Engines, release: str) -> None:
     found = engines.serve(release, DRAFTS)
     check_same_tokens(found, engines.serve(release, RESIDENT))
     assert found.answer["drafts"]["drafted"]
+
+
+V41 = Job(
+    "v4.1, experts there",
+    WAVES,
+    (*v41.SERVER, ("moe_backend", "triton")),
+    checkpoint="v4.1",
+)
+
+
+V41_FEW = Job("v4.1, slots", WAVES, (*v41.SERVER, (SIZE, CHOSEN)), checkpoint="v4.1")
+V41_DRAFTS = Job(
+    "v4.1, slots, drafts",
+    WAVES,
+    (
+        *V41_FEW.engine,
+        ("speculative_config", {"method": "dspark", "num_speculative_tokens": 3}),
+    ),
+    checkpoint="v4.1 and a draft",
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("job", [V41_FEW, V41_DRAFTS], ids=lambda job: job.name)
+def test_v41_has_slots_beside_its_tables(
+    job: Job, engines: Engines, release: str
+) -> None:
+    if not engines.has_v41(release):
+        pytest.skip(f"{release} refuses V4.1 on XPU")
+    resident = engines.serve(release, V41)
+    engines.add_checkpoint(V41_DRAFTS.checkpoint, v41.V41(0, successors(resident)))
+    found = engines.serve(release, job)
+    check_same_tokens(found, resident)
+    assert bool(found.answer["drafts"].get("drafted")) == (job is V41_DRAFTS)
+    assert f"Experts on the device: {CHOSEN} of " in found.log
 
 
 AUTO = (
