@@ -71,7 +71,7 @@ def mhc_cases(sizes: Sizes) -> Iterator[Case]:
                     "mhc.mhc", "mhc_fused_post_pre", *mixed, *constants, **norm
                 ),
                 "head": call(
-                    *("mhc_head", "hc_head", streams),
+                    *("mhc.mhc_head", "hc_head", streams),
                     meta(4, 4 * model.hidden, dtype=f32),
                     meta(1, dtype=f32),
                     meta(4, dtype=f32),
@@ -95,7 +95,7 @@ def delayed_calls(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
         ("", {}),
         (" and norm", {"norm_weight": meta(hidden), "norm_eps": 1e-20}),
     ):
-        module = "mhc_delayed"
+        module = "mhc.mhc_delayed"
         pre, fused = "mhc_pre_delayed", "mhc_fused_post_pre_delayed"
         yield (
             f"entry{name}",
@@ -185,7 +185,7 @@ def nvfp4_cases(sizes: Sizes) -> Iterator[Case]:
                 "nvfp4",
                 f"{model.name} T{tokens}",
                 call(
-                    *("nvfp4_linear", "nvfp4_linear"),
+                    *("linear.nvfp4_linear", "nvfp4_linear"),
                     meta(tokens, model.hidden),
                     meta(COMPRESSED, model.hidden // 2, dtype=u8),
                     meta(COMPRESSED, model.hidden // 16, dtype=fp8),
