@@ -61,6 +61,16 @@ def test_stages(tmp_path: Path) -> None:
     assert "in place of --pipeline-parallel-size" in end, f"the start ends with {end}"
 
 
+def test_sizes_that_nobody_compared(tmp_path: Path) -> None:
+    """Before a weight is read: on the emulated XPU both sides had 1 to 8 ranks."""
+    transfer = {"kv_connector": "NixlConnector"}
+    many = {"num_attention_heads": 16, "o_groups": 16}
+    end = end_of_configuration(tmp_path, transfer, many, tensor_parallel_size=16)
+    assert "over 16 tensor-parallel ranks. Use" in end, f"the start ends with {end}"
+    end = end_of_configuration(tmp_path, transfer, many, tensor_parallel_size=8)
+    assert end == "a configuration", f"the start ends with {end}"
+
+
 def test_replicas(tmp_path: Path) -> None:
     transfer = {"kv_connector": "NixlConnector"}
     end = end_of_configuration(tmp_path, transfer, data_parallel_size=2)

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 NIXL = ("NixlConnector", "NixlPullConnector")
 """Two names of one."""
+NIXL_RANKS = (1, 2, 4, 8)
+"""Tensor-parallel sizes of a side, of which both ends were compared with each other: 1
+with 8, and each with the next, alone and with drafts."""
 CONNECTORS = ("OffloadingConnector", *(NIXL if SERVES_NIXL else ()))
 """As `--kv-transfer-config` names them, whose bytes or tokens were compared."""
 NIXL_REFUSED = {
@@ -126,6 +129,13 @@ def nixl(vllm_config: "VllmConfig") -> str | None:
         return (
             f"{name} takes no caches of several kinds over pipeline stages. Use "
             "--tensor-parallel-size in place of --pipeline-parallel-size."
+        )
+    ranks = parallel.tensor_parallel_size
+    if ranks not in NIXL_RANKS:
+        return (
+            f"{name} is not tried with the model over {ranks} tensor-parallel ranks. "
+            f"Use --tensor-parallel-size {', '.join(map(str, NIXL_RANKS[:-1]))} or "
+            f"{NIXL_RANKS[-1]}, on either side."
         )
     replicas = parallel.data_parallel_size
     if replicas > 1:
