@@ -4,6 +4,7 @@ asks them; and where they listen."""
 
 import importlib.util
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ import pytest
 from proof.e2e.checkpoints.chat import SPECIAL
 from proof.e2e.judging.checks import MARGIN
 from proof.e2e.judging.load import Load, bench, check_texts
+from proof.e2e.running.prometheus import queries
 from proof.e2e.running.proxy import READ, Proxy, server_of
 from proof.e2e.running.server import MODEL, Server
 from proof.e2e.running.serving import Engines
@@ -52,6 +54,7 @@ KINDS = {
     "host buffers": Servers("cpu"),
     "two ranks a side": Servers("xpu", TWO_RANKS, TWO_RANKS),
     "two ranks read, host buffers": Servers("cpu", TWO_RANKS),
+    "two ranks answer": Servers("xpu", answers=TWO_RANKS),
 }
 
 
@@ -111,6 +114,12 @@ def test_the_one_reads_and_the_other_answers(pair: tuple[Server, Server]) -> Non
         answer = apart(reads, answers, prompt, NEW)
         assert answers.metric(HITS) - before == length
         check_same_tokens(answer, ask(reads, prompt, NEW))
+    named = {
+        n for text in queries().values() for n in re.findall(r"vllm:nixl\w+", text)
+    }
+    counted = {name: answers.metric(name) for name in named}
+    assert counted["vllm:nixl_bytes_transferred_sum"] > 0, counted
+    assert not any(counted[name] for name in named if name.endswith("total")), counted
     for one in pair:
         elsewhere = [
             found.laddr
