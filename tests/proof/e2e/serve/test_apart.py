@@ -161,11 +161,12 @@ def test_the_router_and_the_flags_of_the_page(
 ) -> None:
     told = words("apart", "vllm serve")
     transfer = json.loads(told[told.index("--kv-transfer-config") + 1])
-    buffers = transfer.pop("kv_buffer_device")
+    assert transfer.pop("kv_connector") == "NixlConnector"
+    buffers, role = transfer.pop("kv_buffer_device"), transfer.pop("kv_role")
     start = partial(server_of, engines, release)
     with (
-        start(transfer["kv_role"], buffers) as reads,
-        start("kv_consumer", buffers) as answers,
+        start(role, buffers, **transfer) as reads,
+        start("kv_consumer", buffers, **transfer) as answers,
     ):
         reads.wait()
         answers.wait()

@@ -46,6 +46,12 @@ PATIENCE = 60.0
 """Seconds within which a fault must show."""
 LEASE = 6
 """Seconds that a server keeps pages for who does not ask for them; 30 by default."""
+SMALL = ("--max-model-len", "400", "--kv-cache-memory-bytes", str(12 << 20))
+"""A cache that holds few prompts with their answers."""
+PROMPT, OTHERS = 250, 8
+"""Tokens of a prompt, and others that do not fit beside it."""
+LONG, AT_ONCE = 40, 4
+"""New tokens that need a page more than the prompt, and how many ask for them."""
 EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
 AFTER_EXPIRY = "vllm:nixl_num_notifications_after_expiry_total"
 FAILED = "vllm:nixl_num_failed_transfers_total"
@@ -145,21 +151,28 @@ def test_the_one_that_reads_is_slow(engines: Engines, release: str) -> None:
 @pytest.mark.shows("pages that are fetched after they expired", "equal")
 def test_pages_that_expired(engines: Engines, release: str) -> None:
     """Upstream's: the server that answers does not ask whether the pages are still
-    those of its prompt. The one that read counts it."""
+    those of its prompt, and may answer another's. The one that read counts it, as soon
+    as it is asked something else."""
     told = {"kv_connector_extra_config": {"kv_lease_duration": LEASE}}
     start = partial(server_of, engines, release)
-    (prompt,) = prompts(1)
+    prompt, *others = prompts(OTHERS + 1, PROMPT)
     with (
-        start("kv_producer", "xpu", **told) as reads,
+        start("kv_producer", "xpu", *SMALL, **told) as reads,
         start("kv_consumer", "xpu", **told) as answers,
     ):
         for one in (reads, answers):
             one.wait()
+        whole = ask(reads, prompt, NEW)
         where = ask(reads, prompt, 1, **READ).kv_transfer_params
         begun = time.monotonic()
         assert eventually(lambda: reads.metric(EXPIRED) == 1, PATIENCE), reads.log
         print(f"expired after {time.monotonic() - begun:.1f} s of {LEASE}")
-        outcome(answers, prompt, where)
+        for other in others:
+            ask(reads, other, 1)
+        given, _ = outcome(answers, prompt, where)
+        same = given.choices[0].token_ids == whole.choices[0].token_ids
+        print("the same tokens" if same else "tokens of other pages, without an error")
+        ask(reads, prompt, 1)
         assert eventually(lambda: reads.metric(AFTER_EXPIRY) == 1), reads.log
         said(reads, "Releasing expired KV blocks")
         said(reads, "Potentially invalid KV blocks")
@@ -185,12 +198,6 @@ def test_revisions_that_differ(engines: Engines, release: str) -> None:
         said(answers, "compatibility hash mismatch")
         for one in (reads, answers):
             assert ask(one, prompt, 1).choices[0].token_ids
-
-
-SMALL = ("--max-model-len", "400", "--kv-cache-memory-bytes", str(4 << 20))
-"""A cache that holds few prompts with their answers."""
-LONG, AT_ONCE, PROMPT = 40, 4, 250
-"""New tokens that need a page more than the prompt."""
 
 
 @pytest.mark.shows("a preempted answer of pages that were fetched", "equal")
