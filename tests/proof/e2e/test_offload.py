@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages that the device has no room for go to the host and come back as they were."""
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from proof.e2e.checkpoints import dspark
-from proof.e2e.checkpoints.v41 import SERVER
 from proof.e2e.judging.checks import (
     TIGHT,
     check_attention,
@@ -52,52 +50,28 @@ OVERWRITTEN = replace(
 )
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Of what else pages go to the host."""
-
-    length: int
-    """Of a prompt."""
-    known: int
-    """Its tokens that come back."""
-    engine: tuple[tuple[str, Any], ...] = ()
-    model: str = ""
-    """The checkpoint's name."""
-
-
 DRAFTED = 330
-"""A draft leaves 64 tokens behind a page to be computed again."""
+"""Tokens of a prompt with drafts, which leave 64 behind a page to be computed again."""
 AT_MOST = 4
 """Tokens of a step that checks drafts."""
 WITH_DSPARK = "a draft that knows nothing"
-KINDS = {
-    "MTP": Kind(
-        DRAFTED,
-        PAGE,
-        (("speculative_config", {"method": "mtp", "num_speculative_tokens": 1}),),
-    ),
-    "DSpark": Kind(
-        DRAFTED,
-        PAGE,
-        (("speculative_config", {"method": "dspark", "num_speculative_tokens": 3}),),
-        WITH_DSPARK,
-    ),
-    "V4.1": Kind(LENGTH, PAGE, SERVER, "v4.1"),
+DRAFTS = {
+    "MTP": ({"method": "mtp", "num_speculative_tokens": 1}, ""),
+    "DSpark": ({"method": "dspark", "num_speculative_tokens": 3}, WITH_DSPARK),
 }
+"""And the checkpoint that has them."""
 
 
-def jobs(name: str, kind: Kind) -> tuple[Job, Job]:
-    """Without the host's memory and with it."""
-    waves = tuple((Prompt(kind.length, 2, seed=seed),) for seed in (1, 2, 3, 4, 1))
-    engine = dict((*kind.engine, *SMALL))
-    engine |= {"max_model_len": 350, "max_num_batched_tokens": 350}
+def jobs(name: str) -> tuple[Job, Job]:
+    """With drafts, without the host's memory and with it."""
+    method, model = DRAFTS[name]
+    engine = dict(SMALL) | {"max_model_len": 350, "max_num_batched_tokens": 350}
     alone = Job(
         f"{name}, a small cache",
-        waves,
-        tuple(engine.items()),
-        checkpoint=kind.model,
+        tuple((replace(prompt, length=DRAFTED),) for (prompt,) in WAVES),
+        (*engine.items(), ("speculative_config", method)),
+        checkpoint=model,
         splits_keys=False,
-        environment=(("XPU_DSV4_POLICY", "0"),) if name == "V4.1" else (),
     )
     told = (*alone.engine, ("kv_transfer_config", TRANSFER))
     return alone, replace(alone, name=f"{name}, the host's cache", engine=told)
@@ -131,20 +105,14 @@ def test_pages_come_back_from_the_host(
     check_attention(offloaded, twin)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_pages_of_drafts_and_of_others_come_back(
-    engines: Engines, release: str, name: str
-) -> None:
-    kind = KINDS[name]
-    has = {"DSpark": engines.has_dspark, "V4.1": engines.has_v41}.get(name)
-    if has and not has(release):
-        pytest.skip(f"{release} has no {name} on XPU")
+@pytest.mark.parametrize("name", DRAFTS)
+def test_pages_come_back_with_drafts(engines: Engines, release: str, name: str) -> None:
+    if name == "DSpark" and not engines.has_dspark(release):
+        pytest.skip(f"{release} has no DSpark for DeepSeek-V4 on XPU")
     engines.add_checkpoint(WITH_DSPARK, dspark.DSpark(0, {}))
-    alone, offloaded = (engines.serve(release, job) for job in jobs(name, kind))
-    whole = [kind.length] * len(alone.job.waves)
-    print(prompt_rows(alone), prompt_rows(offloaded))
-    assert prompt_rows(alone) == whole
-    assert prompt_rows(offloaded) == [*whole[:-1], kind.length - kind.known]
+    alone, offloaded = (engines.serve(release, job) for job in jobs(name))
+    assert prompt_rows(alone) == [DRAFTED] * len(WAVES)
+    assert prompt_rows(offloaded) == [DRAFTED] * (len(WAVES) - 1) + [DRAFTED - PAGE]
     assert offloaded.new_tokens() == alone.new_tokens()
     check_same_logprobs(logprobs_of(offloaded), logprobs_of(alone))
 
