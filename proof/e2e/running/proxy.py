@@ -19,14 +19,15 @@ READ = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
 def server_of(
-    engines: Engines, release: str, role: str, buffers: str, *flags: str
+    engines: Engines, release: str, role: str, buffers: str, *flags: str, **told: Any
 ) -> Server:
     """A server of one of NIXL's roles, whose pages go by the memory of a device (`xpu`)
-    or of the host (`cpu`)."""
+    or of the host (`cpu`); `told` are other fields of `--kv-transfer-config`."""
     transfer = {
         "kv_connector": "NixlConnector",
         "kv_role": role,
         "kv_buffer_device": buffers,
+        **told,
     }
     return Server(
         engines,

@@ -52,6 +52,8 @@ if __name__ == "__main__":
     sys.exit(main())
 """
 """`bin/vllm` as pip makes it of the wheel's entry point."""
+ADDED = ("ray", "nixl", "vllm_router")
+"""What only some tests need, where it is installed."""
 READY = 600.0
 """Seconds until a server must answer."""
 
@@ -257,11 +259,11 @@ class Server(Program):
 
 def packages() -> str:
     """The folders with what the API server imports besides vLLM's other requirements,
-    and with Ray and NIXL, where they are installed."""
+    and with what is `ADDED`."""
     inside = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
     folder = Path(os.environ.get("XPUSTACK_SERVE", ""), inside, "site-packages")
     if not folder.is_dir():
         raise RuntimeError("XPUSTACK_SERVE names no folder: `tox -e e2e` makes it")
-    found = [importlib.util.find_spec(name) for name in ("ray", "nixl")]
+    found = [importlib.util.find_spec(name) for name in ADDED]
     more = [Path(spec.origin).parents[1] for spec in found if spec and spec.origin]
     return ":".join(map(str, dict.fromkeys([folder, *more])))

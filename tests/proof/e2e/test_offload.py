@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from proof.e2e.checkpoints import dspark
 from proof.e2e.judging.checks import (
     TIGHT,
     check_attention,
@@ -49,6 +50,33 @@ OVERWRITTEN = replace(
 )
 
 
+DRAFTED = 330
+"""Tokens of a prompt with drafts, which leave 64 behind a page to be computed again."""
+AT_MOST = 4
+"""Tokens of a step that checks drafts."""
+WITH_DSPARK = "a draft that knows nothing"
+DRAFTS = {
+    "MTP": ({"method": "mtp", "num_speculative_tokens": 1}, ""),
+    "DSpark": ({"method": "dspark", "num_speculative_tokens": 3}, WITH_DSPARK),
+}
+"""And the checkpoint that has them."""
+
+
+def jobs(name: str) -> tuple[Job, Job]:
+    """With drafts, without the host's memory and with it."""
+    method, model = DRAFTS[name]
+    engine = dict(SMALL) | {"max_model_len": 350, "max_num_batched_tokens": 350}
+    alone = Job(
+        f"{name}, a small cache",
+        tuple((replace(prompt, length=DRAFTED),) for (prompt,) in WAVES),
+        (*engine.items(), ("speculative_config", method)),
+        checkpoint=model,
+        splits_keys=False,
+    )
+    told = (*alone.engine, ("kv_transfer_config", TRANSFER))
+    return alone, replace(alone, name=f"{name}, the host's cache", engine=told)
+
+
 def computed(result: Served) -> list[int]:
     """How many tokens of each prompt were computed."""
     return [
@@ -58,6 +86,11 @@ def computed(result: Served) -> list[int]:
         for _, count in record["rows"]
         if count > 1
     ]
+
+
+def prompt_rows(result: Served) -> list[int]:
+    """`computed`, without steps that only check drafts."""
+    return [count for count in computed(result) if count > AT_MOST]
 
 
 def test_pages_come_back_from_the_host(
@@ -70,6 +103,18 @@ def test_pages_come_back_from_the_host(
     assert offloaded.new_tokens() == alone.new_tokens()
     check_same_logprobs(logprobs_of(offloaded), logprobs_of(alone))
     check_attention(offloaded, twin)
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_pages_come_back_with_drafts(engines: Engines, release: str, name: str) -> None:
+    if name == "DSpark" and not engines.has_dspark(release):
+        pytest.skip(f"{release} has no DSpark for DeepSeek-V4 on XPU")
+    engines.add_checkpoint(WITH_DSPARK, dspark.DSpark(0, {}))
+    alone, offloaded = (engines.serve(release, job) for job in jobs(name))
+    assert prompt_rows(alone) == [DRAFTED] * len(WAVES)
+    assert prompt_rows(offloaded) == [DRAFTED] * (len(WAVES) - 1) + [DRAFTED - PAGE]
+    assert offloaded.new_tokens() == alone.new_tokens()
+    check_same_logprobs(logprobs_of(offloaded), logprobs_of(alone))
 
 
 def test_an_overwritten_row_is_seen(engines: Engines, twin: Twin, release: str) -> None:

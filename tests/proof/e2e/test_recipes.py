@@ -47,7 +47,8 @@ def of_the_page(name: str) -> tuple[str, list[Option]]:
     return model.replace("/path/to", "deepseek-ai"), options(given)
 
 
-PAGE = {name: of_the_page(name) for name in ("serve", "few-cards", "v41", "two-hosts")}
+BLOCKS = ("serve", "few-cards", "apart", "v41", "two-hosts")
+PAGE = {name: of_the_page(name) for name in BLOCKS}
 
 
 def named(rule: Rule) -> str:

@@ -16,10 +16,15 @@ PAGE = "docs/deploying.md"
 
 
 @pytest.fixture(scope="module")
-def service() -> dict[str, Any]:
+def services() -> dict[str, dict[str, Any]]:
     text = (ROOT / "deploy/compose.yaml").read_text()
-    (found,) = yaml.safe_load(text)["services"].values()
-    return dict(found)
+    found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def service(services: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return services["vllm"]
 
 
 def words(name: str, program: str) -> list[str]:
@@ -56,3 +61,25 @@ def test_it_gives_the_container_what_the_page_gives(service: dict[str, Any]):
 
 def test_it_does_not_start_without_a_key(service: dict[str, Any]):
     assert service["environment"]["VLLM_API_KEY"].startswith("${VLLM_API_KEY:?")
+
+
+def test_each_service_has_limits_and_comes_back(services: dict[str, dict[str, Any]]):
+    assert list(services) == ["vllm", "proxy"]
+    for one in services.values():
+        assert one["mem_limit"] and one["pids_limit"]
+        assert one["restart"] == "unless-stopped"
+
+
+def test_users_come_by_the_proxy_and_its_paths(services: dict[str, dict[str, Any]]):
+    proxy = services["proxy"]
+    assert "./proxy.conf:/etc/nginx/nginx.conf:ro" in proxy["volumes"]
+    conf = (ROOT / "deploy/proxy.conf").read_text()
+    (port,) = re.findall(r"listen (\d+) ssl;", conf)
+    assert [one.partition(":")[2] for one in proxy["ports"]] == [port]
+    assert "server vllm:8000;" in conf
+    (kinds,) = re.findall(r"location ~ \^/\((.*)\)\$ \{", conf)
+    matched = re.compile(f"/(?:{kinds})")
+    page = (ROOT / PAGE).read_text()
+    (told,) = re.findall(r"a proxy\s+that passes on (.*?)\.\s", page, re.S)
+    for path in re.findall("`(/[^`]*)`", told):
+        assert matched.fullmatch(path)

@@ -61,6 +61,29 @@ def test_stages(tmp_path: Path) -> None:
     assert "in place of --pipeline-parallel-size" in end, f"the start ends with {end}"
 
 
+@pytest.mark.parametrize(
+    ("drafts", "served", "refused"),
+    [(None, 8, 16), (MTP, 2, 4), (DSPARK, 2, 4)],
+    ids=["alone", "MTP", "DSpark"],
+)
+def test_sizes_that_nobody_compared(
+    tmp_path: Path, drafts: Any, served: int, refused: int
+) -> None:
+    transfer = {"kv_connector": "NixlConnector"}
+    fields = {"num_attention_heads": 16, "o_groups": 16}
+    if drafts is DSPARK:
+        fields |= STAGES_OF_DSPARK
+
+    def end(ranks: int) -> str:
+        options = {"tensor_parallel_size": ranks, "speculative_config": drafts}
+        return end_of_configuration(tmp_path, transfer, fields, **options)
+
+    assert end(served) == "a configuration"
+    found = end(refused)
+    wanted = f"over {refused} tensor-parallel ranks"
+    assert wanted in found and "on both sides" in found, f"the start ends with {found}"
+
+
 def test_replicas(tmp_path: Path) -> None:
     transfer = {"kv_connector": "NixlConnector"}
     end = end_of_configuration(tmp_path, transfer, data_parallel_size=2)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 NIXL = ("NixlConnector", "NixlPullConnector")
 """Two names of one."""
+NIXL_RANKS = {None: (1, 2, 4, 8), "mtp": (1, 2), "dspark": (1, 2)}
+"""By drafts, the tensor-parallel sizes of a side whose bytes were compared."""
 CONNECTORS = ("OffloadingConnector", *(NIXL if SERVES_NIXL else ()))
 """As `--kv-transfer-config` names them, whose bytes or tokens were compared."""
 NIXL_REFUSED = {
@@ -110,8 +112,7 @@ def not_transferred(
 
 def nixl(vllm_config: "VllmConfig") -> str | None:
     """Pages and answers were compared of one server that reads and one that answers,
-    each of one to eight tensor-parallel ranks, alone and with drafts of MTP or
-    DSpark."""
+    of sizes and drafts in `NIXL_RANKS`. What the other has, a start cannot know."""
     transfer = vllm_config.kv_transfer_config
     if transfer is None or transfer.kv_connector not in NIXL:
         return None
@@ -134,10 +135,19 @@ def nixl(vllm_config: "VllmConfig") -> str | None:
             "(--data-parallel-size). Start a server for each."
         )
     speculation = vllm_config.speculative_config
-    if speculation is not None and speculation.method not in ("mtp", "dspark"):
+    drafts = speculation.method if speculation is not None else None
+    if drafts not in NIXL_RANKS:
         return (
-            f"{name} is not tried with the model and drafts of {speculation.method}. "
+            f"{name} is not tried with the model and drafts of {drafts}. "
             "Use method mtp or dspark in --speculative-config where the checkpoint "
             "has it, or drop the option."
+        )
+    ranks = parallel.tensor_parallel_size
+    if ranks not in NIXL_RANKS[drafts]:
+        behind = f" with drafts of {drafts}" if drafts else ""
+        sizes = " or ".join(map(str, NIXL_RANKS[drafts]))
+        return (
+            f"{name} is not tried with the model over {ranks} tensor-parallel ranks"
+            f"{behind}. Use --tensor-parallel-size {sizes} on both sides."
         )
     return None

@@ -59,12 +59,14 @@ def pytest_runtest_makereport(
 ) -> Iterator[None]:
     report = yield
     marker = item.get_closest_marker("shows")
-    if marker and call.when == "call" and isinstance(item, pytest.Function):
+    recorded = dict(item.user_properties).get("shows")
+    ended = call.when == "call" or (call.when == "setup" and recorded is not None)
+    if marker and ended and isinstance(item, pytest.Function):
         asked, outcome = marker.args
         if not report.passed:
             expected = hasattr(report, "wasxfail")
             outcome = NOT_TRIED if report.skipped and not expected else FAILED
-            outcome = dict(item.user_properties).get("shows", outcome)
+            outcome = recorded or outcome
         given = item.callspec.params
         drafts = given.get("asked", given.get("drafts", ALONE))
         if drafts != ALONE:

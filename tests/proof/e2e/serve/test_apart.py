@@ -3,20 +3,27 @@
 asks them; and where they listen."""
 
 import importlib.util
+import json
 import random
-from collections.abc import Iterator
+import re
+import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import openai
 import psutil
 import pytest
+from fenced import block
 
 from proof.e2e.checkpoints.chat import SPECIAL
 from proof.e2e.judging.checks import MARGIN
 from proof.e2e.judging.load import Load, bench, check_texts
+from proof.e2e.running.prometheus import queries
 from proof.e2e.running.proxy import READ, Proxy, server_of
+from proof.e2e.running.router import Router, installed
 from proof.e2e.running.server import MODEL, Server
 from proof.e2e.running.serving import Engines
 
@@ -52,7 +59,17 @@ KINDS = {
     "host buffers": Servers("cpu"),
     "two ranks a side": Servers("xpu", TWO_RANKS, TWO_RANKS),
     "two ranks read, host buffers": Servers("cpu", TWO_RANKS),
+    "two ranks answer": Servers("xpu", answers=TWO_RANKS),
 }
+
+
+@pytest.fixture(autouse=True)
+def release_that_serves_it(
+    engines: Engines, release: str, record_property: Callable[[str, object], None]
+) -> None:
+    if not engines.has_step(release, "nixl-host-blocks"):
+        record_property("shows", "refused")
+        pytest.skip(f"{release} refuses NIXL at the start")
 
 
 @pytest.fixture(params=KINDS)
@@ -70,8 +87,12 @@ def pair(
 
 
 def ask(server: Server, prompt: list[int], new: int, **transfer: Any) -> Any:
+    return ask_by(server.client, prompt, new, **transfer)
+
+
+def ask_by(client: openai.OpenAI, prompt: list[int], new: int, **transfer: Any) -> Any:
     more = {"kv_transfer_params": transfer} if transfer else {}
-    return server.client.completions.create(
+    return client.completions.create(
         model=MODEL,
         prompt=prompt,
         max_tokens=new,
@@ -111,6 +132,12 @@ def test_the_one_reads_and_the_other_answers(pair: tuple[Server, Server]) -> Non
         answer = apart(reads, answers, prompt, NEW)
         assert answers.metric(HITS) - before == length
         check_same_tokens(answer, ask(reads, prompt, NEW))
+    named = {
+        n for text in queries().values() for n in re.findall(r"vllm:nixl\w+", text)
+    }
+    counted = {name: answers.metric(name) for name in named}
+    assert counted["vllm:nixl_bytes_transferred_sum"] > 0, counted
+    assert not any(counted[name] for name in named if name.endswith("total")), counted
     for one in pair:
         elsewhere = [
             found.laddr
@@ -119,6 +146,42 @@ def test_the_one_reads_and_the_other_answers(pair: tuple[Server, Server]) -> Non
             if found.status == psutil.CONN_LISTEN and found.laddr.ip not in HERE
         ]
         assert not elsewhere, f"a server listens at {elsewhere}"
+
+
+def words(name: str, program: str) -> list[str]:
+    """Of docs/deploying.md, those behind `program` in a block."""
+    text = block("docs/deploying.md", name).replace("\\\n", " ")
+    return shlex.split(text.partition(f"{program} ")[2])
+
+
+@pytest.mark.skipif(not installed(), reason="there is no vllm-router")
+@pytest.mark.shows("prefill and decode apart, behind vLLM's router", "equal")
+def test_the_router_and_the_flags_of_the_page(
+    engines: Engines, release: str, tmp_path: Path
+) -> None:
+    told = words("apart", "vllm serve")
+    transfer = json.loads(told[told.index("--kv-transfer-config") + 1])
+    assert transfer.pop("kv_connector") == "NixlConnector"
+    buffers, role = transfer.pop("kv_buffer_device"), transfer.pop("kv_role")
+    start = partial(server_of, engines, release)
+    with (
+        start(role, buffers, **transfer) as reads,
+        start("kv_consumer", buffers, **transfer) as answers,
+    ):
+        reads.wait()
+        answers.wait()
+        given = words("router", "vllm-router")
+        for side, server in (("--prefill", reads), ("--decode", answers)):
+            given[given.index(side) + 1] = server.url
+        with Router(given, tmp_path / "router.log") as router:
+            client = answers.client.with_options(base_url=f"{router.url}/v1")
+            for length in LENGTHS:
+                chosen = random.Random(length)
+                prompt = [chosen.randrange(len(SPECIAL), 900) for _ in range(length)]
+                before = answers.metric(HITS)
+                answer = ask_by(client, prompt, NEW)
+                assert answers.metric(HITS) - before == length
+                check_same_tokens(answer, ask(reads, prompt, NEW))
 
 
 LOAD = Load(requests=200, different=40, concurrency=16, shared=280)

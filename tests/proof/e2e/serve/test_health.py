@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What monitoring reads: `/health`, `/metrics`, and the three probes."""
 
-import json
+import math
 import re
+import time
 from pathlib import Path
 
 import pytest
 
+from proof.e2e.running.prometheus import Prometheus, installed, queries
 from proof.e2e.running.server import MODEL, Server
 from stack.release import served
 
@@ -25,7 +27,10 @@ DOCUMENTED = (
     "vllm:e2e_request_latency_seconds_count",
 )
 """What upstream documents of `/metrics` and a dashboard shows first."""
-DASHBOARD = Path(__file__).parents[4] / "deploy/grafana.json"
+APART = "vllm:nixl"
+"""Counted where prefill and decode are apart: test_apart.py."""
+SCRAPED = 3.0
+"""Seconds within which Prometheus reads `/metrics` at least twice."""
 
 
 @pytest.mark.shows("/health and /v1/models", "equal")
@@ -66,10 +71,24 @@ def test_metrics_count_what_was_asked(server: Server) -> None:
 
 def test_the_dashboard_asks_for_what_is_counted(server: Server) -> None:
     server.client.completions.create(model=MODEL, prompt=[5, 6], max_tokens=2)
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    texts = [target["expr"] for panel in panels for target in panel["targets"]]
+    texts = [text for text in queries().values() if APART not in text]
     for name in {name for text in texts for name in re.findall(r"vllm:\w+", text)}:
         server.metric(name)
     labels = {name for text in texts for name in re.findall(r"by \((\w+)\)", text)}
     shown = server.metrics()
     assert labels and not [name for name in labels if f'{name}="' not in shown]
+
+
+@pytest.mark.skipif(not installed(), reason="there is no prometheus")
+def test_prometheus_answers_the_dashboard(server: Server, tmp_path: Path) -> None:
+    with Prometheus(server, tmp_path) as prometheus:
+        assert prometheus.values("up") == [1.0]
+        for length in (2, 3):
+            prompt = list(range(5, 5 + length))
+            server.client.completions.create(model=MODEL, prompt=prompt, max_tokens=4)
+        time.sleep(SCRAPED)
+        for name, query in queries().items():
+            if APART not in query:
+                found = prometheus.values(query)
+                print(f"{name}: {found}")
+                assert found and not any(map(math.isnan, found)), name
