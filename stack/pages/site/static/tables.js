@@ -1,8 +1,9 @@
-// Makes tables sortable and filterable, shows long ones by pages, folds long cells, and
-// colours states.
+// Makes tables sortable and filterable, shows long ones by pages, widens and folds long
+// cells, and colours states.
 "use strict";
 
 const LONG = 220;
+const SENTENCE = 60;
 const FEW = 6;
 const PAGE = 25;
 const GOOD = /^(green|fixed|serves)\b/;
@@ -11,6 +12,7 @@ const NONE = /^(absent|refuses|unknown|not )/;
 
 function fold(cell) {
   const text = cell.textContent.trim();
+  if (text.length > SENTENCE) cell.classList.add("sentence");
   if (text.length <= LONG) return;
   const details = document.createElement("details");
   const summary = document.createElement("summary");
