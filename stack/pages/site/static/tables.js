@@ -4,6 +4,7 @@
 
 const LONG = 220;
 const SENTENCE = 60;
+const DAY = /^\d{4}-\d\d-\d\d$/;
 const FEW = 6;
 const PAGE = 25;
 const GOOD = /^(green|fixed|serves)\b/;
@@ -13,6 +14,7 @@ const NONE = /^(absent|refuses|unknown|not )/;
 function fold(cell) {
   const text = cell.textContent.trim();
   if (text.length > SENTENCE) cell.classList.add("sentence");
+  if (DAY.test(text)) cell.classList.add("day");
   if (text.length <= LONG) return;
   const details = document.createElement("details");
   const summary = document.createElement("summary");
