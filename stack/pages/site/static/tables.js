@@ -5,11 +5,11 @@
 const LONG = 220;
 const SENTENCE = 60;
 const DAY = /^\d{4}-\d\d-\d\d$/;
-const FEW = 6;
+const FEW = 12;
 const PAGE = 25;
 const GOOD = /^(green|fixed|serves)\b/;
 const BAD = /^(broken|wrong|does not apply)\b/;
-const NONE = /^(absent|refuses|unknown|not )/;
+const NONE = /^(absent|refuses|unknown|not (run|tried|checked|build|lint|test))\b/;
 
 function fold(cell) {
   const text = cell.textContent.trim();
@@ -32,15 +32,15 @@ function colour(cell) {
 }
 
 async function enhance() {
-  const tables = [...document.querySelectorAll("article table")].filter(
-    (table) =>
-      !table.closest("#chooser") && table.tHead && table.tBodies[0]?.rows.length >= FEW,
+  const shown = [...document.querySelectorAll("article table")].filter(
+    (table) => !table.closest("#chooser") && table.tHead && table.tBodies[0],
   );
-  for (const table of tables)
+  for (const table of shown)
     for (const cell of table.querySelectorAll("tbody td")) {
       colour(cell);
       fold(cell);
     }
+  const tables = shown.filter((table) => table.tBodies[0].rows.length >= FEW);
   if (tables.length) {
     const { default: DataTable } = await window.dataTables;
     for (const table of tables) {
