@@ -4,6 +4,7 @@
 
 const LONG = 220;
 const SENTENCE = 60;
+const MANY = 10;
 const DAY = /^\d{4}-\d\d-\d\d$/;
 const FEW = 12;
 const PAGE = 25;
@@ -13,7 +14,8 @@ const NONE = /^(absent|refuses|unknown|not (run|tried|checked|build|lint|test))\
 
 function fold(cell) {
   const text = cell.textContent.trim();
-  if (text.length > SENTENCE) cell.classList.add("sentence");
+  const columns = cell.parentElement.cells.length;
+  if (text.length > SENTENCE && columns > MANY) cell.classList.add("sentence");
   if (DAY.test(text)) cell.classList.add("day");
   if (text.length <= LONG) return;
   const details = document.createElement("details");
