@@ -44,7 +44,7 @@ def rows_of(data: Mapping[str, Any]) -> list[Row]:
     """A row for each split of a plan: those that start in their order, then others. The
     first has the command that serves it."""
     machine = {name: str(data[name]) for name in MACHINE}
-    rows = []
+    rows: list[Row] = []
     for one in data["choices"]:
         slow, fast = one["tokens_per_second"]
         alone_slow, alone_fast = one["tokens_per_second_of_one"]
