@@ -41,9 +41,10 @@ Row = dict[str, str]
 
 
 def rows_of(data: Mapping[str, Any]) -> list[Row]:
-    """A row for each split of a plan: those that start in their order, then others."""
+    """A row for each split of a plan: those that start in their order, then others. The
+    first has the command that serves it."""
     machine = {name: str(data[name]) for name in MACHINE}
-    rows = []
+    rows: list[Row] = []
     for one in data["choices"]:
         slow, fast = one["tokens_per_second"]
         alone_slow, alone_fast = one["tokens_per_second_of_one"]
@@ -62,6 +63,7 @@ def rows_of(data: Mapping[str, Any]) -> list[Row]:
             "slots": one["slots"] or "",
             "first_token_seconds": _first_token(one["first_token_seconds"]),
             "limit": one["limit"],
+            "serve": "" if rows else data["serve"],
         }
         rows.append(machine | {name: str(value) for name, value in row.items()})
     for split, reason in data["refused"].items():

@@ -13,12 +13,14 @@ from stack.base.releases import Release
 GIB = 1 << 30
 NOTES = (
     "weights, buffers: GiB of the fullest device. requests: of the whole context,"
-    " beside a chunk that is read. host: GiB of all processes, on a CPU. pinned: GiB of"
-    " the host that devices read (Engram), for all ranks, in powers of two.",
+    " beside a chunk that is read. chunk: tokens of a prompt in one step. host: GiB of"
+    " all processes, on a CPU. pinned: GiB of the host that devices read (Engram), for"
+    " all ranks, in powers of two.",
     "tokens/s: modelled by lab/aot/costs/step.py, not measured, with captured graphs,"
     " without attention and the indexer's scores. Overlapping ranges rank nothing for"
     " sure. of one: a request that comes alone. first token: seconds, of a prompt as"
-    " long as the context, at most 131,072 tokens, modelled alike.",
+    " long as the context, at most 131,072 tokens, modelled alike. limit: what bounds"
+    " the slowest part of a decode step, and which part that is.",
 )
 SLOTS = (
     "slots: experts of a layer on each device: what `auto` takes beside the cache of"

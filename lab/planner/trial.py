@@ -226,7 +226,10 @@ def run(
     )
     found = cache.results_get(key)
     if found is None:
-        cache.progress(f"{release.name}: starting {len(every)} splits, no devices")
+        cache.progress(
+            f"{release.name}: starting vLLM for {len(every)} splits, on no device;"
+            " this takes about a minute"
+        )
         with Runner().stop_on_error() as runner, cache.scratch() as folder:
             version = build_version(grown.tip, len(grown.steps))
             with closing(backend_server(runner)) as server:

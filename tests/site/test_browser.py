@@ -17,9 +17,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from lab.planner import asked, choices
-from lab.planner.checkpoints import NAMED
-from lab.planner.trial import Attempt
+from lab.planner.page import plans_of
 from stack.core.rows import read_rows
 
 ROOT = Path(__file__).parents[2]
@@ -274,41 +272,17 @@ def told(browser: Chrome) -> list[str]:
 
 
 def test_the_chooser_says_how_to_serve_each_machine(browser: Chrome, site: Path):
-    """The command of the planner, for the first split of the rows that starts."""
+    """The planner's command, of the first split that starts."""
     open_page(browser, site, "plans")
     machines = dict.fromkeys(tuple(row[name] for name in MACHINE) for row in PLANS)
     for machine in machines:
         for name, value in zip(MACHINE, machine, strict=True):
             field = browser.find_element(By.NAME, name)
-            Select(field).select_by_visible_text(value)
+            Select(field).select_by_value(value)
         rows = [row for row in PLANS if tuple(row[n] for n in MACHINE) == machine]
         splits = browser.find_elements(By.CSS_SELECTOR, "#chooser td:first-child")
         assert [cell.text for cell in splits] == [row["split"] for row in rows]
-        *serves, plan = told(browser)
-        starting = [row for row in rows if not row["refused"]]
-        assert serves == [serve(row) for row in starting[:1]]
-        assert plan == plan_of(rows[0])
-
-
-def wanted(row: dict[str, str]) -> asked.Asked:
-    checkpoint = next(one for one in NAMED.values() if one.label == row["model"])
-    device = next(one for one in asked.DEVICES if one.name == row["device"])
-    load = (int(row[name]) for name in ("count", "context", "concurrency"))
-    return asked.Asked(checkpoint, device, *load)
-
-
-def serve(row: dict[str, str]) -> str:
-    """The command of `xpustack plan`."""
-    ranks, _, stages = row["split"].removeprefix("TP ").partition(", PP ")
-    chunk = int(row["chunk"])
-    attempt = Attempt(int(ranks), int(stages or 1), chunk, "", (), 0)
-    return choices.serve(wanted(row), attempt)
-
-
-def plan_of(row: dict[str, str]) -> str:
-    it = wanted(row)
-    return (
-        f"xpustack plan {row['release']} --model {it.checkpoint.name}"
-        f" --device {asked.short(it.device)} --count {it.count}"
-        f" --context {it.context} --concurrency {it.requests}"
-    )
+        serves = [row["serve"] for row in rows if row["serve"]]
+        plan, *_ = plans_of(rows)
+        assert told(browser) == [*serves, " ".join(["xpustack", *plan])]
+        assert len(serves) == any(not row["refused"] for row in rows)

@@ -48,7 +48,11 @@ def test_apply_all_and_save_back(call, tmp_path: Path):
         ("v2.0", "raise-value"),
     ]
     work = tmp_path / "work"
-    assert call("apply", "v1.0", "--to", str(work)).exit_code == 0
+    said = call("apply", "v1.0", "--to", str(work)).stdout.splitlines()
+    assert said == [
+        "v1.0: 1 steps on branch series, each with a tag step/<slug>",
+        f"  next: commit; xpustack save {work}",
+    ]
     done = call("save", str(work), "--dry-run")
     assert (done.exit_code, done.stdout) == (0, "nothing to save\n")
 

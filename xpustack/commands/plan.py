@@ -44,8 +44,7 @@ def plan(
             num_speculative_tokens.
         limit_mm_per_prompt: Images of a prompt, as vLLM has it: JSON with image; none
             by default.
-        host_memory: GiB of the host for experts, which are planned on the devices alone
-            without.
+        host_memory: GiB of the host that experts may take; else all are on the devices.
         link: Gigabytes per second from the host to a device.
     """
     import lab.planner.asked as asking

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from stack.base import releases
 from stack.base.store import Store
 from stack.core.cache import atomic_file
-from stack.core.errors import CheckFailed, StackError, UsageError, elsewhere
+from stack.core.errors import CheckFailed, StackError, UsageError, command, elsewhere
 from stack.core.project import Project
 from stack.series.apply import trees, trees_before_failure
 from stack.series.order import unnamed
@@ -44,6 +44,7 @@ def apply(
         to: The repository to make; with --all one folder in it each.
     """
     grown: list[Tree] = []
+    made: list[str] = []
     with working(offline) as (project, cache):
         store, pinned = Store(cache), releases.load(project)
         for chosen in selected(pinned, release, all_, "apply"):
@@ -54,6 +55,11 @@ def apply(
                     directory = to / chosen.name if all_ else to
                     with elsewhere(to):
                         series = apply_to(project, cache, chosen, directory, upto)
+                    made += [
+                        f"{chosen.name}: {len(series.steps)} steps on branch series,"
+                        " each with a tag step/<slug>",
+                        f"  next: commit; {command('xpustack', 'save', directory)}",
+                    ]
             except StackError as error:
                 answer.fail(error)
                 continue
@@ -73,8 +79,9 @@ def apply(
         for tree in grown
     ]
     answer.data = {"trees": rows}
-    if rows:
+    if rows and to is None:
         answer.table(rows, ("release", "step", "commit", "tree"))
+    answer.say(*made)
 
 
 def save(

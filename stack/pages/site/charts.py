@@ -41,7 +41,7 @@ class Chart:
 
     Attributes:
         unit: what a value counts.
-        lines: over labels that are numbers, on a logarithmic scale.
+        lines: over labels that are numbers of tokens, on a logarithmic scale.
     """
 
     title: str
@@ -73,9 +73,10 @@ class Chart:
             width=380 if self.lines else 900,
             height=330 if self.lines else 140 + 16 * len(labels) * len(self.groups),
             legend_at_bottom=True,
+            truncate_legend=-1,
             logarithmic=self.lines,
             print_values=not self.lines,
-            x_title=None if self.lines else self.unit,
+            x_title="tokens" if self.lines else self.unit,
             y_title=self.unit if self.lines else None,
             style=Style(
                 background="white",

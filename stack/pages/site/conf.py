@@ -10,5 +10,6 @@ html_css_files = ["datatables.css", "site.css"]
 html_js_files = ["datatables.js", "chooser.js", "tables.js"]
 html_copy_source = False
 html_show_sourcelink = False
+html_show_copyright = False
 # Code blocks may quote fragments that a lexer cannot parse.
 suppress_warnings = ["misc.highlighting_failure", "toc.not_included"]

@@ -350,7 +350,10 @@ def test_a_plan_replaces_the_rows_of_its_machine():
     }
     machine = dict.fromkeys(plans.MACHINE, "x") | {"host_memory": ""}
     reasons = {"TP 16": "16 does not divide 8. Use 8."}
-    rows = plans.rows_of(machine | {"choices": [choice], "refused": reasons})
+    machine["serve"] = "vllm serve DeepSeek-V4-Flash"
+    rows = plans.rows_of(machine | {"choices": [choice] * 2, "refused": reasons})
+    assert [row.get("serve") for row in rows] == [machine["serve"], "", None]
+    del rows[1]
     (starts,) = plans.shown(rows).splitlines()[2:]
     assert "| TP 8 | 19.0 | 20 | 8192 | 8 + 0 | 100 to 200 | launches |" in starts
     day = {"made": "2026-11-29"}

@@ -2,6 +2,7 @@
 """What the project's own git says, whatever the user's settings and the caller are."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def right(project: Project) -> dict[str, object]:
     }
 
 
+@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="openssh is not installed")
 def test_of_a_signed_commit_whose_signatures_the_user_wants_to_see(
     tmp_path: Path, home: Path
 ) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 from children import killed, read_until, start
 
 from stack.core.process import Runner, Stopped, clean_environment
@@ -26,11 +27,9 @@ time.sleep(90)
 """
 
 
-def sleeping(seconds: str) -> list[str]:
-    done = subprocess.run(
-        ["pgrep", "-fx", f"sleep {seconds}"], capture_output=True, text=True
-    )
-    return done.stdout.split()
+def sleeping(seconds: str) -> list[psutil.Process]:
+    every = psutil.process_iter(["cmdline"])
+    return [one for one in every if one.info["cmdline"] == ["sleep", seconds]]
 
 
 def gone(seconds: str) -> bool:

@@ -13,7 +13,6 @@ const SHOWN = {
   weights_gib: "weights, GiB of a device",
   requests: "requests that fit",
   speed: "tokens per second, modelled",
-  refused: "why not",
 };
 
 function tag(name, text, ...children) {
@@ -23,6 +22,17 @@ function tag(name, text, ...children) {
   return made;
 }
 
+// A number of tokens with its thousands.
+function option(value) {
+  const made = tag("option", /^\d{4,}$/.test(value) ? thousands(value) : value);
+  made.value = value;
+  return made;
+}
+
+function thousands(text) {
+  return Number(text).toLocaleString("en");
+}
+
 function plansOf(table) {
   const [heads, ...rows] = [...table.rows].map((row) =>
     [...row.cells].map((cell) => cell.textContent.trim()),
@@ -30,34 +40,15 @@ function plansOf(table) {
   return rows.map((row) => Object.fromEntries(heads.map((head, at) => [head, row[at]])));
 }
 
-// As lab/planner/choices.py writes it; tests/site compares them.
-function serveCommand(plan) {
-  const [, ranks, stages] = plan.split.match(/^TP (\d+)(?:, PP (\d+))?$/);
-  const later = plan.model.startsWith("V4.1");
-  const parser = later ? "deepseek_v41" : "deepseek_v4";
-  return [
-    `VLLM_WORKER_MULTIPROC_METHOD=spawn vllm serve /path/to/DeepSeek-${plan.model}`,
-    `--tensor-parallel-size ${ranks}`,
-    ...(stages ? [`--pipeline-parallel-size ${stages}`] : []),
-    "--kv-cache-dtype fp8",
-    `--block-size ${later ? 128 : 256}`,
-    `--max-model-len ${plan.context}`,
-    `--max-num-batched-tokens ${plan.chunk}`,
-    "--gpu-memory-utilization 0.9",
-    ...(later ? [`--limit-mm-per-prompt '{"image": 0}'`] : []),
-    `--reasoning-parser ${parser}`,
-    `--tool-call-parser ${parser}`,
-    "--enable-auto-tool-choice",
-  ].join(" \\\n    ");
-}
-
+// As lab/planner/page.py plans it; tests/site compares them.
 function planCommand(plan) {
   const model = { "V4-Flash": "flash", "V4-Pro": "pro", "V4.1-Flash": "v4.1" }[plan.model];
   const [, device] = plan.device.match(/^(?:Arc Pro )?([^,]+)/);
   return (
     `xpustack plan ${plan.release} --model ${model}` +
     ` --device ${device.toLowerCase().replace(" ", "")} --count ${plan.count}` +
-    ` --context ${plan.context} --concurrency ${plan.concurrency}`
+    ` --context ${plan.context} --concurrency ${plan.concurrency}` +
+    (plan.host_memory ? ` --host-memory ${plan.host_memory} --link ${plan.link}` : "")
   );
 }
 
@@ -65,22 +56,24 @@ function answer(plans) {
   const [first] = plans;
   const serves = plans.filter((plan) => !plan.refused);
   const load =
-    `${first.concurrency} requests of ${Number(first.context).toLocaleString("en")} tokens`;
+    `${first.concurrency} requests of ${thousands(first.context)} tokens` +
+    (first.host_memory ? `, experts in at most ${first.host_memory} GiB of the host` : "");
   const speed = (plan) =>
-    plan.refused ? "" : `${plan.tokens_per_second_slow} to ${plan.tokens_per_second_fast}`;
-  const heads = Object.entries(SHOWN).filter(
-    ([name]) => name !== "refused" || serves.length < plans.length,
-  );
+    `${plan.tokens_per_second_slow} to ${plan.tokens_per_second_fast}`;
   const table = tag("table", "");
-  table.createTHead().append(tag("tr", "", ...heads.map(([, head]) => tag("th", head))));
+  const heads = Object.values(SHOWN).map((head) => tag("th", head));
+  table.createTHead().append(tag("tr", "", ...heads));
   const body = table.createTBody();
   for (const plan of plans) {
     const row = { ...plan, speed: speed(plan) };
-    body.append(tag("tr", "", ...heads.map(([name]) => tag("td", row[name]))));
+    const cells = Object.keys(SHOWN).map((name) => tag("td", row[name]));
+    const why = tag("td", plan.refused);
+    why.colSpan = cells.length - 1;
+    body.append(tag("tr", "", ...(plan.refused ? [cells[0], why] : cells)));
   }
   const box = tag("div", "", table);
   box.className = "table-wrapper";
-  const command = tag("pre", serves.length ? serveCommand(serves[0]) : "");
+  const command = tag("pre", first.serve.replaceAll(" --", " \\\n    --"));
   const says = serves.length
     ? `${serves[0].split} for ${load}: ${serves[0].weights_gib} GiB of weights on a device,` +
       ` room for ${serves[0].requests} requests, ${speed(serves[0])} tokens per second by a model.`
@@ -89,7 +82,7 @@ function answer(plans) {
     tag("p", says),
     ...(serves.length ? [command] : []),
     box,
-    tag("p", "Another load, or an image: "),
+    tag("p", "The same as a container, or another load: "),
     tag("pre", planCommand(first)),
   ];
 }
@@ -109,7 +102,7 @@ function choose(place, plans) {
     for (const select of fields) {
       const before = select.value;
       const offered = [...new Set(left.map((plan) => plan[select.name]))];
-      select.replaceChildren(...offered.map((value) => tag("option", value)));
+      select.replaceChildren(...offered.map(option));
       if (offered.includes(before)) select.value = before;
       left = left.filter((plan) => plan[select.name] === select.value);
     }

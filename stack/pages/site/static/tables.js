@@ -1,16 +1,22 @@
-// Makes tables sortable and filterable, shows long ones by pages, folds long cells, and
-// colours states.
+// Makes tables sortable and filterable, shows long ones by pages, widens and folds long
+// cells, and colours states.
 "use strict";
 
 const LONG = 220;
-const FEW = 6;
+const SENTENCE = 60;
+const MANY = 10;
+const DAY = /^\d{4}-\d\d-\d\d$/;
+const FEW = 12;
 const PAGE = 25;
 const GOOD = /^(green|fixed|serves)\b/;
 const BAD = /^(broken|wrong|does not apply)\b/;
-const NONE = /^(absent|refuses|unknown|not )/;
+const NONE = /^(absent|refuses|unknown|not (run|tried|checked|build|lint|test))\b/;
 
 function fold(cell) {
   const text = cell.textContent.trim();
+  const columns = cell.parentElement.cells.length;
+  if (text.length > SENTENCE && columns > MANY) cell.classList.add("sentence");
+  if (DAY.test(text)) cell.classList.add("day");
   if (text.length <= LONG) return;
   const details = document.createElement("details");
   const summary = document.createElement("summary");
@@ -28,15 +34,15 @@ function colour(cell) {
 }
 
 async function enhance() {
-  const tables = [...document.querySelectorAll("article table")].filter(
-    (table) =>
-      !table.closest("#chooser") && table.tHead && table.tBodies[0]?.rows.length >= FEW,
+  const shown = [...document.querySelectorAll("article table")].filter(
+    (table) => !table.closest("#chooser") && table.tHead && table.tBodies[0],
   );
-  for (const table of tables)
+  for (const table of shown)
     for (const cell of table.querySelectorAll("tbody td")) {
       colour(cell);
       fold(cell);
     }
+  const tables = shown.filter((table) => table.tBodies[0].rows.length >= FEW);
   if (tables.length) {
     const { default: DataTable } = await window.dataTables;
     for (const table of tables) {
