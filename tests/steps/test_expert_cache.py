@@ -9,106 +9,31 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import layout, model_configs, model_layers, moe_layers, v41
-from helpers.mxfp4_experts import weights
+from helpers import layout, model_configs, moe_layers, v41
+from helpers.cached_experts import (
+    EXPERT_BYTES,
+    EXPERTS,
+    FIRST,
+    HIDDEN,
+    INTER,
+    LATER,
+    LAYERS,
+    TOPK,
+    build,
+    current_config,
+    load,
+    method,
+    outputs,
+    take_slots,
+)
 
-EXPERTS, TOPK, HIDDEN, INTER, TOKENS = 6, 2, 64, 32, 5
-LIMIT = 10.0
-EXPERT_BYTES = 3 * HIDDEN * INTER // 2 + 3 * HIDDEN * INTER // 32
-LAYERS = 2
-FIRST, LATER = (f"model.layers.{number}.ffn.experts" for number in range(LAYERS))
 OWN = f"{layout.FUSED_MOE}.expert_cache"
 
 
 @pytest.fixture
 def config() -> Iterator[Any]:
-    platform = layout.module("vllm.platforms").current_platform
-    if hasattr(platform, "provide_pinned_memory"):
-        platform.provide_pinned_memory()
-    made = model_configs.vllm_config()
-    made.model_config.get_layers_start_end_indices = lambda parallel: (0, LAYERS)
-    with model_configs.current(made), layout.worker():
-        layout.workspace()
+    with current_config() as made:
         yield made
-
-
-def take_slots(config: Any, slots: int) -> None:
-    from vllm.config import OffloadConfig
-
-    config.offload_config = OffloadConfig(moe_expert_cache_size=slots)
-
-
-class Layer(torch.nn.Module):
-    """What a quantization method sees of a layer's experts."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.layer_name = name
-        self.swiglu_limit = LIMIT
-        self.expert_map = None
-        self.global_num_experts = EXPERTS
-        self.apply_router_weight_on_input = False
-
-    def _expert_routing_tables(self) -> None:
-        return None
-
-
-def experts_config(**others: Any) -> Any:
-    return model_layers.experts_config(
-        activation="SILU",
-        num_experts=EXPERTS,
-        topk=TOPK,
-        hidden=HIDDEN,
-        inter=INTER,
-        **others,
-    )
-
-
-def method(**others: Any) -> Any:
-    kind = layout.module("vllm.model_executor.layers.quantization.mxfp4")
-    return kind.Mxfp4MoEMethod(experts_config(**others))
-
-
-def build(made: Any, name: str = LATER) -> Layer:
-    """A layer with the weights that `made` allocates."""
-    layer = Layer(name)
-    layer.activation = made.moe.activation
-    made.create_weights(
-        layer,
-        EXPERTS,
-        HIDDEN,
-        INTER,
-        torch.bfloat16,
-        weight_loader=lambda *_: None,
-    )
-    return layer
-
-
-def load(made: Any, layer: Layer) -> None:
-    """Give the layer the weights of a checkpoint, and process them."""
-    torch.manual_seed(0)
-    given = (
-        *weights(EXPERTS, 2 * INTER, HIDDEN, (118, 123)),
-        *weights(EXPERTS, HIDDEN, INTER, (118, 123)),
-    )
-    names = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
-    for name, tensor in zip(names, given, strict=True):
-        getattr(layer, name).data.copy_(tensor)
-    made.process_weights_after_loading(layer)
-
-
-def outputs(
-    made: Any, layer: Layer, steps: tuple[int, ...] = (TOKENS, 1, TOKENS)
-) -> list[torch.Tensor]:
-    """What steps of so many tokens give."""
-    torch.manual_seed(1)
-    found = []
-    for tokens in steps:
-        x = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16, device=layout.device())
-        scores, ids = torch.rand(tokens, EXPERTS, device=layout.device()).topk(TOPK)
-        chosen = ids.to(torch.int32)
-        found.append(made.apply(layer, x, scores, chosen, None, None).cpu().clone())
-    return found
 
 
 @pytest.mark.parametrize("slots", [TOPK, 4, EXPERTS + 1])
@@ -130,24 +55,6 @@ def test_bits_are_those_of_experts_on_the_device(slots: int, config: Any) -> Non
     hits, misses = cache.counts[1:3].tolist()
     assert misses == EXPERTS if slots > EXPERTS else misses > EXPERTS - 1
     assert hits or slots == TOPK
-
-
-@pytest.mark.parametrize(("captured", "waves"), [(0, EXPERTS), (40, EXPERTS // 2)])
-def test_a_step_that_no_graph_captures_overlaps(
-    captured: int, waves: int, config: Any
-) -> None:
-    """Each of two slots is a half; a captured step asks no host and has both."""
-    config.compilation_config.max_cudagraph_capture_size = captured
-    resident = method(moe_backend="triton")
-    layer = build(resident)
-    load(resident, layer)
-    (wanted,) = outputs(resident, layer, (40,))
-    take_slots(config, TOPK)
-    cached = method()
-    layer = build(cached)
-    load(cached, layer)
-    assert torch.equal(*outputs(cached, layer, (40,)), wanted)
-    assert cached.moe_kernel.fused_experts.cache.counts[0] == waves
 
 
 def test_what_is_taken_is_printed_once(

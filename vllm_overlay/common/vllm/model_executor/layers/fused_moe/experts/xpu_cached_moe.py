@@ -5,7 +5,6 @@
 import torch
 
 import vllm.model_executor.layers.fused_moe.modular_kernel as mk
-from vllm.config import get_current_vllm_config
 from vllm.model_executor.kernels.xpu_dsv4.moe.expert_cache import (
     ExpertCache,
     Weights,
@@ -13,7 +12,6 @@ from vllm.model_executor.kernels.xpu_dsv4.moe.expert_cache import (
     cached_workspace_size,
     make_expert_cache,
 )
-from vllm.model_executor.kernels.xpu_dsv4.moe.expert_waves import overlapped_experts
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.expert_cache import (
     expert_cache_size,
@@ -28,13 +26,10 @@ from vllm.utils.torch_utils import get_accelerator_view_from_cpu_tensor
 
 
 class XPUCachedExpertsMxFp4(XPUTritonExpertsMxFp4):
-    """Two launches more a layer than with experts on the device. Steps that no graph
-    captures may wait for the host, and copy a part of the experts while another part
-    computes."""
+    """Two launches more a layer than with experts on the device, none of which waits
+    for the host."""
 
     cache: ExpertCache
-    most_captured: int
-    """Tokens of a captured step at most."""
     most_slots: int
     """Of which a workspace is asked for while nobody knows how many fit."""
 
@@ -48,8 +43,6 @@ class XPUCachedExpertsMxFp4(XPUTritonExpertsMxFp4):
                 layer.w2_weight_scale,
             )
         )
-        compilation = get_current_vllm_config().compilation_config
-        self.most_captured = compilation.max_cudagraph_capture_size or 0
         host = w13, w13_scale, w2, w2_scale
         expert_bytes = sum(part[0].numel() for part in host)
         slots = num_slots(layer.layer_name, self.moe_config, expert_bytes)
@@ -104,9 +97,7 @@ class XPUCachedExpertsMxFp4(XPUTritonExpertsMxFp4):
         apply_router_weight_on_input: bool,
     ):
         assert not apply_router_weight_on_input and expert_map is None
-        is_captured = len(hidden_states) <= self.most_captured
-        run = cached_experts if is_captured else overlapped_experts
-        run(
+        cached_experts(
             hidden_states,
             self.cache,
             topk_weights,
