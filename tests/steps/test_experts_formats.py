@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP8 and INT4 experts in Triton serve a device that vllm-xpu-kernels refuses."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ CASES = [
     pytest.param(Fp8(128), 128, id="fp8"),
     pytest.param(Fp8(32), 96, id="fp8-cut"),
     pytest.param(Int4(128), 128, id="int4"),
+    pytest.param(Int4(64), 128, id="int4-64"),
     pytest.param(Int4(32), 96, id="int4-32"),
 ]
 
@@ -84,6 +86,27 @@ def test_other_codes_are_left_to_others(
 
 
 @pytest.mark.unchanged
+def test_codes_of_8_bits_are_left_to_others() -> None:
+    keys = layout.module(f"{layout.LAYER_QUANTIZATION}.utils.quant_utils")
+    oracle = layout.module(f"{layout.FUSED_MOE}.oracle.int_wna16")
+    _, kernel = oracle.select_wna16_moe_backend(
+        config(96, moe_backend="triton"),
+        keys.kInt8Static,
+        quant_config=SimpleNamespace(group_size=128),
+        may_have_zp=False,
+        may_have_bias=False,
+    )
+    assert kernel.__name__ == "TritonWNA16Experts"
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("form", [Fp8(128), Int4(128)])
+def test_another_request_is_not_answered_by_ours(form: Any) -> None:
+    with pytest.raises(ValueError, match="MARLIN"):
+        form.select(config(128, moe_backend="marlin"))
+
+
+@pytest.mark.unchanged
 def test_scales_of_rows_are_left_to_others() -> None:
     keys = layout.module(f"{layout.LAYER_QUANTIZATION}.utils.quant_utils")
     oracle = layout.module(f"{layout.FUSED_MOE}.oracle.fp8")
@@ -117,6 +140,21 @@ def test_other_platforms_keep_their_triton(
     monkeypatch.setattr(oracle, "current_platform", layout.another_platform(real))
     backend, _ = form.select(made)
     assert backend.value == "TRITON"
+
+
+@pytest.mark.unchanged
+def test_the_op_is_asked_for_on_xpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = layout.module(f"{layout.FUSED_MOE}.experts.xpu_moe")
+    other = layout.another_platform(module.current_platform)
+    monkeypatch.setattr(module, "current_platform", other)
+    assert not module.XPUExperts._supports_current_device()
+
+
+def test_ours_are_next_to_the_op() -> None:
+    """Before all that upstream has for XPU."""
+    oracle = layout.module(f"{layout.FUSED_MOE}.oracle.fp8")
+    backends = oracle._get_priority_backends(config(128), None, None)
+    assert [it.value for it in backends[:2]] == ["XPU", "XPU_TRITON"]
 
 
 def test_each_takes_its_own_weights_and_activations() -> None:

@@ -54,6 +54,11 @@ def rank_of(
     patch.setattr(INDEXER, "get_tensor_model_parallel_rank", lambda: rank)
     group = SimpleNamespace(all_gatherv=gather, world_size=ranks)
     patch.setattr(INDEXER, "get_tp_group", lambda: group)
+
+    def whole(_: torch.nn.Module, given: tuple[Any, ...]) -> None:
+        assert len(given[3]) == sum(QUERY_LENS), "a row for each token"
+
+    batch.indexer.indexer_op.register_forward_pre_hook(whole)
     return batch, scored, projected
 
 
@@ -109,6 +114,17 @@ def test_every_rank_scores_fewer_rows_than_a_user_says(
     )
     batch.check()
     assert sum(scored) == sum(QUERY_LENS[1:])
+    assert projected == [sum(QUERY_LENS)]
+
+
+@pytest.mark.unchanged
+def test_other_platforms_project_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where their ranks share the scores."""
+    batch, _, projected = rank_of(2, 0, False, nothing_of_others, monkeypatch)
+    module = layout.module("vllm.models.deepseek_v4.attention")
+    other = layout.another_platform(module.current_platform)
+    monkeypatch.setattr(module, "current_platform", other)
+    batch.run()
     assert projected == [sum(QUERY_LENS)]
 
 
