@@ -314,7 +314,7 @@ def _partition(attempt: Attempt) -> str:
 
 
 def image(release: Release) -> str:
-    """The commands that make the image; podman takes the second as it is."""
+    """The commands that make the image; docs/deploying.md for podman."""
     folder = f"dist/{release.name}"
     own = Version(release.version).release[:2] < OFFICIAL_SINCE
     file = "Containerfile" if own else "official.Containerfile"
