@@ -18,6 +18,7 @@ from policy.tensors import *  # noqa: F403
 
 if layout.RELEASE >= (0, 31):
     from helpers.graph_verdicts import said  # noqa: F401
+    from policy.graph_cases import *  # noqa: F403
     from policy.graph_drafts import *  # noqa: F403
     from policy.graph_writes import *  # noqa: F403
     from policy.graphs import *  # noqa: F403

@@ -24,6 +24,8 @@ from helpers import layout
 
 BLOCK, BLOCKS, WIDTH, VOCABULARY = 16, 512, 32, 64
 SIZES = (1, 2, 4)
+PIECES = (8, 48)
+"""Tokens of graphs in pieces, where a test has some."""
 LAYERS = 3
 LONGEST, TOKENS_OF_A_STEP = 512, 96
 CHOSEN, RATIO = 64, 4
@@ -62,7 +64,9 @@ class Model:
         self.scale, self.state_scale = [1.0], [1.0]
         self.scratch = torch.zeros(VOCABULARY, WIDTH)
         names = [f"model.layers.{i}.attn" for i in range(LAYERS)]
-        self.caches = {name: torch.zeros(BLOCKS, BLOCK, WIDTH) for name in names}
+        # A context that nobody computed is no number.
+        shape = BLOCKS, BLOCK, WIDTH
+        self.caches = {name: torch.full(shape, torch.nan) for name in names}
         self.state_cache = torch.zeros(BLOCKS, 8, WIDTH)
 
     def state(self) -> State:
@@ -117,7 +121,7 @@ class Computed(NamedTuple):
     hidden_states: torch.Tensor
     aux_hidden_states: None
     dp_sync_state: None
-    cudagraph_stats: Stats
+    cudagraph_stats: Stats | None
 
 
 Plant = Callable[[Any], None]
@@ -134,6 +138,7 @@ class Steps:
         self.model_under_test = Model()
         self.captured: dict[int, State] = {}
         self.replays = self.steps = 0
+        self.pieces: tuple[int, ...] = ()
         self.known: dict[str, Any] = {}
         self.execute_model_state: Any = None
         self.max_model_len, self.max_num_tokens = LONGEST, TOKENS_OF_A_STEP
@@ -173,6 +178,10 @@ class Steps:
     def has_graphs(self) -> bool:
         raise NotImplementedError
 
+    def take_pieces(self, *sizes: int) -> None:
+        """Capture graphs in pieces of so many tokens besides."""
+        raise NotImplementedError
+
     def plan(self, tokens: int, longest: int) -> tuple[bool, int, int]:
         """Of a decode step, whether it is a replay, how many rows it has, and what is
         the longest context that its metadata allow."""
@@ -195,24 +204,29 @@ class Steps:
             return
         assert len(rows) <= self.max_num_tokens
         longest = max(position for _, position, _ in rows)
-        replays, padded = False, len(rows)
+        padded, mode = len(rows), CUDAGraphMode.NONE
         counts = [*output.num_scheduled_tokens.values()]
-        drafts = output.scheduled_spec_decode_tokens.values()
-        # A prompt may end in a chunk of one token.
-        if all(n == self.new for n in counts) and all(
-            len(tokens) == self.new - 1 for tokens in drafts
-        ):
+        assert output.total_num_scheduled_tokens == len(rows)
+        drafts = output.scheduled_spec_decode_tokens
+        assert all(len(tokens) == self.new - 1 > 0 for tokens in drafts.values())
+        # A prompt may end in a chunk of as many tokens.
+        decodes = self.new == 1 or len(drafts) == len(counts)
+        if decodes and all(n == self.new for n in counts):
             replays, padded, longest = self.plan(padded, longest)
+            # A graph was captured with the tables of the longest context.
+            if replays:
+                mode, longest = CUDAGraphMode.FULL, LONGEST
+        elif self.has_graphs() and padded <= max(self.pieces, default=0):
+            mode = CUDAGraphMode.PIECEWISE
+            padded = min(n for n in self.pieces if n >= padded)
         self.steps += 1
+        replays = mode != CUDAGraphMode.NONE
         self.replays += replays
-        # A graph was captured with the tables of the longest context.
-        longest = LONGEST if replays else longest
         model = self.model_under_test
         state = self.captured[padded] if replays else model.state()
-        stats = Stats(
-            runtime_mode=str(CUDAGraphMode.FULL if replays else CUDAGraphMode.NONE),
-            num_padded_tokens=padded,
-        )
+        stats = None
+        if self.vllm_config.observability_config.cudagraph_metrics:
+            stats = Stats(runtime_mode=str(mode), num_padded_tokens=padded)
         computed = model.run(state, rows, padded, longest)
         batch = Batch(len(counts), torch.arange(len(counts)), counts, rows, padded)
         self.execute_model_state = Computed(
@@ -233,6 +247,11 @@ class FirstSteps(Steps):
 
     def has_graphs(self) -> bool:
         return bool(self.cudagraph_dispatcher.cudagraph_mode == CUDAGraphMode.FULL)
+
+    def take_pieces(self, *sizes: int) -> None:
+        self.pieces = sizes
+        descs = [*DESCS.items(), (CUDAGraphMode.PIECEWISE, [*map(descriptor, sizes)])]
+        self.cudagraph_dispatcher.get_capture_descs = lambda: descs
 
     def _build_attention_metadata(
         self, longest: int, for_cudagraph_capture: bool = False
@@ -257,6 +276,11 @@ class SecondSteps(Steps):
     def has_graphs(self) -> bool:
         return self.cudagraph_manager._graphs_captured
 
+    def take_pieces(self, *sizes: int) -> None:
+        self.pieces = sizes
+        descs = [*map(descriptor, sizes)]
+        self.cudagraph_manager._capture_descs[CUDAGraphMode.PIECEWISE] = descs
+
     def plan(self, tokens: int, longest: int) -> tuple[bool, int, int]:
         requests = tokens // self.new
         desc = self.cudagraph_manager.dispatch(requests, tokens, self.new, 0)
@@ -278,7 +302,7 @@ class Manager(CudaGraphManager):
         for desc in self._capture_descs[CUDAGraphMode.FULL]:
             if self._graphs_captured and desc.num_tokens >= tokens:
                 return desc
-        return BatchExecutionDescriptor(CUDAGraphMode.NONE, tokens, reqs)
+        return BatchExecutionDescriptor(CUDAGraphMode.NONE, tokens, None)
 
 
 class ModelState:
@@ -316,7 +340,8 @@ def make(
     steps = (FirstSteps, SecondSteps)[version - 1]
 
     def capture_model(self: Any, **_: Any) -> int:
-        self.captured = {n * self.new: self.model_under_test.state() for n in SIZES}
+        sizes = [*self.pieces, *(n * self.new for n in SIZES)]
+        self.captured = {n: self.model_under_test.state() for n in sizes}
         if self.speculator is not None:
             self.speculator.capture()
         if plant is not None:

@@ -66,6 +66,7 @@ class Speculator:
         self.tokens = torch.zeros(MOST, dtype=torch.long)
         self.places: list[tuple[int, Any]] = []
         self.rejected: set[int] = set()
+        self.sampled: set[int] = set()
         runner.vllm_config.speculative_config = SimpleNamespace(
             num_speculative_tokens=STEPS
         )
@@ -135,6 +136,7 @@ class Speculator:
     ) -> torch.Tensor:
         self.begin(batch, hidden, num_rejected, last_sampled)
         self.rejected |= {*num_rejected.tolist()}
+        self.sampled |= {*last_sampled.flatten().tolist()}
         self.draft(batch, attn_metadata)
         return self.draft_tokens[: batch.num_reqs]
 
@@ -175,9 +177,17 @@ class OneByOne(Speculator):
         self.prefill_cudagraph_manager = DraftManager(SIZES, self.new)
         self.decode_cudagraph_manager = DraftManager((1, 3, MOST), self.width)
         # More rows than a step has, as of the longest one.
-        runner.model.get_mtp_target_hidden_states = lambda: torch.cat(
-            [runner.execute_model_state.hidden_states * 2, torch.ones(1, WIDTH)]
+        self.before_head = runner.model.get_mtp_target_hidden_states = lambda: (
+            torch.cat(
+                [runner.execute_model_state.hidden_states * 2, torch.ones(1, WIDTH)]
+            )
         )
+
+    def begin(
+        self, batch: Batch, hidden: torch.Tensor, rejected: Any, sampled: Any
+    ) -> None:
+        assert torch.equal(hidden, self.before_head()[:-1]), "rows of another kind"
+        super().begin(batch, hidden, rejected, sampled)
 
     def capture(self) -> None:
         state = self.weight, self.head

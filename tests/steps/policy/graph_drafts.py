@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import draft_graphs, layout
-from helpers.captured_graphs import STATE, Plant, make, start
+from helpers.captured_graphs import LONGEST, STATE, Plant, make, start
 from helpers.graph_verdicts import CHECK, other_rank
 
 KINDS = draft_graphs.OneByOne, draft_graphs.AllAtOnce
@@ -37,6 +37,8 @@ def test_a_graph_of_drafts_that_differs_is_named_and_dropped(
 ) -> None:
     """The model verifies drafts, so that its own steps are right."""
     runner = make(2, plant, monkeypatch, kind)
+    # The first request's drafts begin a page.
+    runner.max_model_len = LONGEST - 13
     assert start(runner) == 1
     managers = [runner.cudagraph_manager, *managers_of(runner.speculator)]
     for manager in managers:
@@ -58,6 +60,7 @@ def test_graphs_of_drafts_that_agree_stay(
         assert sizes <= set(manager.replayed), "no graph was compared"
         assert manager._graphs_captured
     assert runner.speculator.rejected == {*range(draft_graphs.STEPS + 1)}
+    assert len(runner.speculator.sampled) > 2, "one token is drafted behind"
     assert runner.has_graphs()
     assert "are the same by captured graphs" in said.text
     assert not any(r.levelno >= logging.WARNING for r in said.records)
@@ -82,4 +85,7 @@ def test_rows_behind_other_draft_tokens_are_not_compared() -> None:
     other = drafts(torch.tensor([[1, 2], [3, 5]]), rows + torch.tensor([[0], [9]]))
     assert other.error(expected) == 0.0
     assert drafts(tokens + 1, rows).error(expected) == float("inf")
-    assert drafts(tokens, rows * 1.5).error(expected) == 0.5
+    further = drafts(tokens, rows * 1.5)
+    assert further.error(expected) == 0.5
+    outcome = layout.module(f"{CHECK}_steps").Outcome(rows, None, drafts=expected)
+    assert outcome._replace(drafts=further).error(outcome) == 0.5

@@ -50,6 +50,7 @@ def test_graphs_that_agree_stay(
     assert start(runner) == 1
     assert runner.replays == 2 * len(SIZES), "no graph was compared"
     assert runner.has_graphs()
+    assert not runner.known, "the runner still knows requests of the check"
     assert "6 batches are the same" in said.text
     assert not any(r.levelno >= logging.WARNING for r in said.records)
 
@@ -76,6 +77,18 @@ def test_a_graph_that_differs_on_another_rank_is_dropped_here_too(
     assert "graph of 2 tokens" in said.text
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_another_stage_has_more_graphs(
+    version: int, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of drafts are on the last one."""
+    runner = make(version, None, monkeypatch)
+    other_rank(monkeypatch, first=99)
+    assert start(runner) == 1
+    assert not runner.has_graphs(), "this rank went by its own verdict"
+    assert "graph of another stage's drafts differs" in said.text
+
+
 def outcome(rows: torch.Tensor) -> Any:
     return layout.module(f"{CHECK}_steps").Outcome(rows, None)
 
@@ -91,19 +104,21 @@ def test_rows_of_zeros_agree() -> None:
 def test_eager_steps_that_differ_from_themselves_are_said(
     version: int, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sums of some ops come in another order each time."""
+    """Sums of some ops come in another order each time, and other bytes to caches."""
     runner = make(version, None, monkeypatch)
-    compute = runner.model_under_test.run
-    noise = torch.Generator().manual_seed(0)
+    model, noise = runner.model_under_test, torch.Generator().manual_seed(0)
+    compute = model.run
 
     def computed(*given: Any) -> torch.Tensor:
         rows: torch.Tensor = compute(*given)
+        model.state_cache += torch.rand(1, generator=noise)
         return rows + 1e-2 * torch.rand(rows.shape, generator=noise)
 
-    runner.model_under_test.run = computed
+    model.run = computed
     start(runner)
     assert runner.has_graphs()
     assert "an eager step run again by 0.0" in said.text
+    assert "caches of 0 batches are the same" in said.text
 
 
 @pytest.mark.unchanged

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A start names the loader that checks, for the model and its draft."""
 
+import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +41,22 @@ def test_each_process_hears_of_the_loader() -> None:
     points = {point.name: point for point in entry_points(group="vllm.general_plugins")}
     assert "xpu_dsv4" in points, f"the start ends with {sorted(points)}"
     assert points["xpu_dsv4"].load() is layout.module("vllm_xpu_dsv4").register_loader
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_processes_of_other_platforms_do_not(
+    other: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "vllm_xpu_dsv4.loader"
+    package, platforms = layout.module("vllm_xpu_dsv4"), layout.module("vllm.platforms")
+    sys.modules.pop(name, None)
+    with monkeypatch.context() as patch:
+        if other:
+            patch.setattr(platforms, "current_platform", object())
+        package.register_loader()
+        heard = name in sys.modules
+    registered()
+    assert heard != other
 
 
 @pytest.mark.unchanged

@@ -295,6 +295,18 @@ def test_a_draft_may_have_another_cache(tmp_path: Path) -> None:
     assert config.cache_config.cache_dtype == "bfloat16"
 
 
+def test_a_configuration_with_more_of_another_kind(tmp_path: Path) -> None:
+    """`additional_config` may be any object that has a hash: it stays as it is."""
+    config, platform = configured(tmp_path), layout.module("vllm.platforms")
+    given = config.additional_config = object()
+    check = platform.current_platform.check_and_update_config
+    check(config)
+    assert config.additional_config is given
+    config.model_config.dtype = torch.float16
+    end = starts.end(lambda: check(config))
+    assert "Use --dtype bfloat16" in end, f"the start ends with {end}"
+
+
 @pytest.mark.unchanged
 def test_other_models_are_not_asked(tmp_path: Path) -> None:
     options = {"dtype": "float16", "block_size": 64, "kv_cache_dtype": "auto"}

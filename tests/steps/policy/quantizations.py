@@ -159,6 +159,14 @@ def test_the_start_says_what_and_why(kind: str, tmp_path: Path) -> None:
     assert listed == {it.removesuffix(" by ModelOpt") for it in served}
 
 
+def test_a_part_that_is_quantized_while_it_is_loaded(tmp_path: Path) -> None:
+    """Of a checkpoint that is quantized itself."""
+    own = quantizations.config_of(KINDS["DeepSeek's own"][0])
+    own.online_quantization_config = object()
+    with pytest.raises(NotImplementedError, match=LOADING):
+        check(tmp_path, own)
+
+
 def nvidias_experts(folder: Path) -> None:
     """DeepSeek's own but for the experts."""
     own = quantizations.config_of(KINDS["DeepSeek's own"][0])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import layout
 from helpers.loading import NAME, message
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 LAST = "rest.weight"
@@ -48,6 +49,14 @@ def test_a_shard_with_a_damaged_header(
 ) -> None:
     shard = tmp_path / "model-00001-of-00002.safetensors"
     assert shard.name in refusal(shard, size, first)
+
+
+def test_an_error_of_shards_that_are_whole(tmp_path: Path) -> None:
+    """It keeps its own words."""
+    shard = str(tmp_path / "model.safetensors")
+    save_file({NAME: torch.ones(4, 4)}, shard)
+    found = layout.module("vllm_xpu_dsv4.checkpoint_shards").cut_shard
+    assert found([shard], SafetensorError("the disk is gone")) == "the disk is gone"
 
 
 @pytest.mark.unchanged

@@ -58,8 +58,13 @@ IN_A_GROUP = "begin at one of the layers [1, 2]"
         ("3,1", SOURCES, "layer 2 chose in an earlier one"),
         ("3,1", SOURCES | {"index_source_layer_ids": [1, 2]}, None),
         ("3,1", SOURCES | {"candidate_source_layer_id": 3}, None),
+        ("2,2", {"candidate_source_layer_id": 0}, "layer 0 chose in an earlier one"),
+        ("3,1", SOURCES | {"candidate_source_layer_id": -1}, None),
     ],
-    ids=["group", "source", "windows", "blocks", "no-choice", "own-blocks"],
+    ids=[
+        *("group", "source", "windows", "blocks", "no-choice", "own-blocks"),
+        *("first", "no-blocks"),
+    ],
 )
 def test_stages_of_v41(
     partition: str,
