@@ -56,11 +56,12 @@ class Pair:
         """
         reading, answering = map(on_ranks, self.ranks)
         drafts = dict(self.speculation)
-        wide = max(self.ranks) > Long.size.groups
-        name = f"{LONG}, wide" if wide else LONG
-        writer: checkpoint.Writer = Wide(0) if wide else Long(0)
+        name = LONG
+        writer: checkpoint.Writer = Long(0)
         if drafts.get("method") == "dspark":
-            name, writer = f"{name}, DSpark", dspark.DSpark(0, {}, writer.size)
+            name, writer = f"{LONG}, DSpark", dspark.DSpark(0, {}, Long.size)
+        elif max(self.ranks) > Long.size.groups:
+            name, writer = f"{LONG}, wide", Wide(0)
         engines.add_checkpoint(name, writer)
         more = {"speculative_config": drafts} if drafts else {}
         order = engines.work / f"{release}-{self.name}.json"

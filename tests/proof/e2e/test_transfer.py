@@ -87,11 +87,6 @@ PAIRS = (
     Pair("DSpark, TP (1, 2), host buffers", "cpu", LEAST, DSPARK, (1, 2)),
     Pair("TP (4, 8), device buffers", "xpu", LEAST[:1], ranks=(4, 8)),
     Pair("TP (8, 4), host buffers", "cpu", LEAST[:1], ranks=(8, 4)),
-    Pair("TP (1, 8), device buffers", "xpu", LEAST[:1], ranks=(1, 8)),
-    Pair("TP (8, 1), host buffers", "cpu", LEAST[:1], ranks=(8, 1)),
-    Pair("MTP, TP (4, 8), device buffers", "xpu", LEAST[:1], MTP, (4, 8)),
-    Pair("DSpark, TP (2, 1), device buffers", "xpu", LEAST, DSPARK, (2, 1)),
-    Pair("DSpark, TP (8, 4), host buffers", "cpu", LEAST[:1], DSPARK, (8, 4)),
 )
 
 
