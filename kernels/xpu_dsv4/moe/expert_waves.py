@@ -10,6 +10,7 @@ must know from where to where, so the host asks once which experts are needed.
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -92,11 +93,17 @@ def overlapped_experts(
 ) -> torch.Tensor:
     """The bits of `cached_experts`, whose arguments these are.
 
-    A large step that needs several waves waits for the host once and copies by a queue
-    of its own, so a graph cannot capture it. Others are left to `cached_experts`.
+    A large step that needs several waves asks the device once, before any of them, and
+    copies by a queue of its own, so a graph cannot capture it. Others are left to
+    `cached_experts`.
     """
     pairs, (experts, num_slots) = topk_ids.numel(), cache.slots_of_experts
-    if pairs < USES * experts or cache.waves(pairs) == 1 or num_slots < 2:
+    waves: list[Wave] = []
+    if pairs >= USES * experts and cache.waves(pairs) > 1 and num_slots > 1:
+        asked = torch.stack((_needed(topk_ids, experts), cache.slot_of))
+        needed, slot_of = asked.tolist()
+        waves = plan_waves(needed, slot_of, num_slots)
+    if not waves:
         return cached_experts(
             hidden_states,
             cache,
@@ -110,10 +117,10 @@ def overlapped_experts(
         hidden_states, cache, topk_weights, topk_ids, out, workspace
     )
     device = hidden_states.device
-    needed, slot_of = torch.stack((_needed(topk_ids, experts), cache.slot_of)).tolist()
-    waves = plan_waves(needed, slot_of, num_slots)
-    tables = [[wave.slots.get(e, -1) for e in range(experts)] for wave in waves]
-    here = torch.tensor(tables, dtype=torch.int32, device=device)
+    here, after = _tables(cache, waves, slot_of)
+    # Whatever ends this early leaves no slot that is said to have an expert.
+    cache.slot_of.fill_(-1)
+    cache.expert_of.fill_(-1)
     queues: Any = torch.get_device_module(device)
     copies, current = _copy_queue(device), queues.current_stream()
     computed = [queues.Event(), queues.Event()]
@@ -140,7 +147,11 @@ def overlapped_experts(
         computed[wave.bank] = queues.Event()
         computed[wave.bank].record(current)
     combine(rows, topk_weights, topk_ids, None, experts, out)
-    _note(cache, waves, slot_of)
+    now, expert_of, counts = after.split((experts, num_slots, 3))
+    cache.slot_of.copy_(now)
+    cache.expert_of.copy_(expert_of)
+    cache.counts[:3].add_(counts)
+    cache.heat.zero_()
     return out
 
 
@@ -164,25 +175,28 @@ def _copy(cache: ExpertCache, runs: Sequence[tuple[int, int, int]]) -> None:
             there.copy_(host[expert : expert + count], non_blocking=True)
 
 
-def _note(cache: ExpertCache, waves: Sequence[Wave], slot_of: Sequence[int]) -> None:
-    """Tell the tables on the device which experts have slots now."""
-    expert_of = [-1] * len(cache.expert_of)
+def _tables(
+    cache: ExpertCache, waves: Sequence[Wave], slot_of: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The slot of each expert in each wave or -1, `[waves, E]`; and what the cache has
+    at the end: slots of experts, experts of slots, and how many waves, hits and misses
+    are new. All int32, by one copy to the device."""
+    experts, num_slots = cache.slots_of_experts
+    expert_of = [-1] * num_slots
     for expert, slot in enumerate(slot_of):
         if slot >= 0:
             expert_of[slot] = expert
-    hits = misses = 0
+    found = [0, 0]
+    here = [[wave.slots.get(e, -1) for e in range(experts)] for wave in waves]
     for wave in waves:
-        hits += 0 if wave.copies else len(wave.slots)
-        misses += len(wave.slots) if wave.copies else 0
+        found[bool(wave.copies)] += len(wave.slots)
         for expert, slot in wave.slots.items():
             expert_of[slot] = expert
-    now = [-1] * len(slot_of)
+    now = [-1] * experts
     for slot, expert in enumerate(expert_of):
         if expert >= 0:
             now[expert] = slot
-    cache.slot_of.copy_(torch.tensor(now, dtype=torch.int32))
-    cache.expert_of.copy_(torch.tensor(expert_of, dtype=torch.int32))
-    cache.heat.zero_()
-    cache.counts.add_(
-        torch.tensor([len(waves), hits, misses, 0], device=cache.counts.device)
-    )
+    flat = [*chain(*here), *now, *expert_of, len(waves), *found]
+    made = torch.tensor(flat, dtype=torch.int32, device=cache.slot_of.device)
+    size = len(waves) * experts
+    return made[:size].view(-1, experts), made[size:]

@@ -48,10 +48,17 @@ def read(model: Shapes, split: Split, slots: Slots) -> Range:
 
 
 def streamed(model: Shapes, split: Split, slots: Slots, tokens: int) -> Part:
-    """The same of a chunk of a prompt, which needs nearly all of them: at best those
-    that have a slot are not read again."""
+    """The same of a chunk of a prompt, which needs nearly all of them: at best as many
+    as slots give by chance are not read again."""
     needed = distinct(model.experts, model.active, tokens)
-    return _part(model, split, slots, Range(max(0, needed - slots.count), needed))
+    share = min(1.0, slots.count / model.experts)
+    return _part(model, split, slots, Range(needed * (1 - share), needed))
+
+
+def overlaps(model: Shapes, tokens: int) -> bool:
+    """Whether a chunk is large enough that experts are copied while others compute:
+    `USES` of `kernels.xpu_dsv4.moe.expert_waves`."""
+    return tokens * model.active >= 4 * model.experts
 
 
 def read_bytes(model: Shapes, split: Split, count: float) -> float:

@@ -8,7 +8,7 @@ entries compute the prompt's end alone (step `v41-replay`).
 
 from collections.abc import Callable, Sequence
 
-from lab.aot.costs.host_experts import Slots, streamed
+from lab.aot.costs.host_experts import Slots, overlaps, streamed
 from lab.aot.costs.step import NOTHING, Kernels, Range, Split, prefill, total
 from lab.memory import WINDOW, Shapes
 
@@ -70,9 +70,10 @@ def _layer(model: Shapes, split: Split, count: int, slots: Slots | None) -> Rang
     time = total(parts)
     if slots:
         link = streamed(model, split, slots, count).milliseconds
-        # At best experts are copied while others compute.
-        experts = next(part.milliseconds for part in parts if part.name == "experts")
-        time += Range(max(0, link.fast - experts.fast), link.slow)
+        beside = 0.0
+        if overlaps(model, count):
+            beside = next(p.milliseconds.fast for p in parts if p.name == "experts")
+        time += Range(max(0, link.fast - beside), link.slow)
     return time.times(1 / model.layers)
 
 

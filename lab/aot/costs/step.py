@@ -3,9 +3,10 @@
 
 A step is the sum of its parts: bytes of weights that a rank reads, attention and
 indexer as `step_kernels` models them from machine code, collectives, and launches.
-Nothing overlaps. Each part has a fast and a slow end, from the ranges of `devices.toml`
-and `step.toml`; a sum of ends is an end of the sum. An eager step waits for the host:
-at best host and device work at the same time, at worst one after the other.
+Nothing overlaps but experts that are copied (`prompts`). Each part has a fast and a
+slow end, from the ranges of `devices.toml` and `step.toml`; a sum of ends is an end of
+the sum. An eager step waits for the host: at best host and device work at the same
+time, at worst one after the other.
 """
 
 import math

@@ -77,6 +77,32 @@ def test_bits_are_those_of_residents(num_slots, device):
     check_bits(12, num_slots, 4, device)
 
 
+def test_no_expert_that_exists(device):
+    cache = cache_of(12, 4, device)
+    x = torch.randn(24, HIDDEN, device=device).bfloat16()
+    ids = torch.full((24, 2), -1, dtype=torch.int32, device=device)
+    assert not expert_waves.overlapped_experts(x, cache, ids.float(), ids).any()
+
+
+def test_a_step_that_ends_early_leaves_no_slot(monkeypatch, device):
+    cache = cache_of(12, 4, device)
+    call = make(48, 2, 12, HIDDEN, INTERMEDIATE, 0)
+    x, *_, weights, ids, _ = on(call, device)
+    wanted = expert_waves.overlapped_experts(x, cache, weights, ids)
+    rows, left = expert_waves.expert_rows, [1, 2]
+
+    def short_of_memory(*args, **kwargs):
+        left.pop()
+        return rows(*args, **kwargs)
+
+    monkeypatch.setattr(expert_waves, "expert_rows", short_of_memory)
+    with pytest.raises(IndexError):
+        expert_waves.overlapped_experts(x, cache, weights, ids)
+    monkeypatch.undo()
+    assert torch.equal(expert_cache.cached_experts(x, cache, weights, ids), wanted)
+    check_tables(cache)
+
+
 def test_hits_and_misses_are_counted(device):
     cache = cache_of(12, 4, device)
     for hits, misses in ((0, 12), (4, 20)):

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from kernels.xpu_dsv4.moe.expert_waves import USES
 from lab.aot.costs import host_experts, prompts
 from lab.aot.costs.host_experts import Slots
 from lab.aot.costs.model import devices
@@ -58,3 +59,11 @@ def test_a_long_chunk_reads_all_experts():
     assert both.slow == pytest.approx(alone.slow + part.milliseconds.slow)
     assert both.fast < alone.fast + part.milliseconds.fast
     assert both.fast > part.milliseconds.fast
+
+
+def test_a_short_chunk_overlaps_nothing():
+    """170 tokens of Flash choose fewer than four times its experts."""
+    assert not host_experts.overlaps(FLASH, 4 * 256 // 6)
+    assert host_experts.overlaps(FLASH, USES * FLASH.experts // FLASH.active + 1)
+    few = host_experts.streamed(FLASH, ONE, Slots(57, 28), 4)
+    assert few.milliseconds.fast > 0

@@ -90,6 +90,7 @@ def test_stages_of_v41(
         ("length", "--max-model-len must be "),
         ("runner", "Use VLLM_USE_V2_MODEL_RUNNER=1"),
         ("nvfp4", "experts in NVFP4"),
+        ("fp8", "experts in FP8"),
     ],
 )
 def test_what_nobody_ran_with_v41(
@@ -104,6 +105,8 @@ def test_what_nobody_ran_with_v41(
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     elif option == "nvfp4":
         config.model_config.hf_config.quantization_config["moe_quant_algo"] = "nvfp4"
+    elif option == "fp8":
+        config.model_config.hf_config.quantization_config["expert_dtype"] = "fp8"
     else:
         config.model_config.max_model_len = 1 << 22
         config.scheduler_config.max_num_batched_tokens = 8192

@@ -26,14 +26,19 @@ def model_runner(vllm_config: "VllmConfig") -> str | None:
     )
 
 
-def nvfp4(vllm_config: "VllmConfig") -> str | None:
-    described = vllm_config.model_config.hf_config.quantization_config or {}
-    algorithm = (described.get("moe_quant_algo") or "").upper()
-    if algorithm != "NVFP4":
+def experts(vllm_config: "VllmConfig") -> str | None:
+    config = vllm_config.model_config.hf_config
+    described = config.quantization_config or {}
+    given = described.get("expert_dtype"), getattr(config, "expert_dtype", None)
+    if (described.get("moe_quant_algo") or "").upper() == "NVFP4":
+        kind = "NVFP4 (moe_quant_algo)"
+    elif "fp8" in given:
+        kind = "FP8 (expert_dtype)"
+    else:
         return None
     return (
-        "experts in NVFP4 (moe_quant_algo) are not supported for V4.1. Use DeepSeek's "
-        "own checkpoint, with experts in MXFP4."
+        f"experts in {kind} are not supported for V4.1. Use DeepSeek's own checkpoint, "
+        "with experts in MXFP4."
     )
 
 
@@ -131,7 +136,7 @@ def pipeline_stages(vllm_config: "VllmConfig") -> str | None:
 
 
 CHECKS = (
-    nvfp4,
+    experts,
     speculation,
     model_runner,
     connectors,
