@@ -158,7 +158,11 @@ def _relative_imports(content: bytes, source: Path, folder: str) -> tuple[str, .
             raise _refuse("a kernel imports from above its package", place)
         if level:
             start = f"{folder}/" if folder and level == 1 else ""
-            names += [start + name.replace(".", "/") for name in named]
+            package = source.parents[1] if folder else source.parent
+            for name in (start + name.replace(".", "/") for name in named):
+                # Of a folder the names are modules.
+                inner = node.names if (package / name).is_dir() else []
+                names += [f"{name}/{alias.name}" for alias in inner] or [name]
         elif any(name.split(".")[0] in ("kernels", "vllm") for name in named):
             problem = "a kernel may not import kernels or vllm by an absolute name"
             raise _refuse(problem, place)

@@ -38,11 +38,15 @@ def two(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
     stack.split("second", "v2.0")
     stack.write("tests/steps/test_old.py", "def test_old(): pass\n")
     third = stack.patch("third")
-    third.write_bytes(third.read_bytes().replace(b"test_any.py", b"test_old.py"))
+    told = third.read_bytes().replace(b"test_any.py", b"test_old.py")
+    kernels = b"Kernels: decode\n"
+    third.write_bytes(told.replace(kernels, kernels + b"Kernels: kv/gather\n"))
     (third.parent / "request.md").write_text("## Overview\n")
     stack.write("standins/emulated_xpu/schemas/1.txt", "")
     stack.write("kernels/reference/decode.py", "")
     stack.write("tests/kernels/test_decode.py", "")
+    stack.write("kernels/reference/kv/gather.py", "")
+    stack.write("tests/kernels/kv/test_gather.py", "")
     stack.write("docs/data/rows.csv", ROWS)
     stack.rederive()
     return stack
@@ -54,16 +58,20 @@ def test_what_it_alone_used_goes_with_it(two: FakeStack) -> None:
     changed = retire(two.project, two.cache, ["v1.0"])
     assert {str(file.path) for file in changed if file.kind == "removed"} == {
         "kernels/reference/decode.py",
+        "kernels/reference/kv/gather.py",
         "kernels/xpu_dsv4/_launch.py",
         "kernels/xpu_dsv4/_triton.py",
         "kernels/xpu_dsv4/__init__.py",
         "kernels/xpu_dsv4/decode.py",
+        "kernels/xpu_dsv4/kv/__init__.py",
+        "kernels/xpu_dsv4/kv/gather.py",
         "patches/first/v1.0.patch",
         "patches/second/v1.0.patch",
         "patches/third/request.md",
         "patches/third/v1.0.patch",
         "patches/v1.0/series",
         "patches/v1.0/trees",
+        "tests/kernels/kv/test_gather.py",
         "tests/kernels/test_decode.py",
         "tests/steps/test_old.py",
         "vllm_overlay/common/vllm/xpu/layer.py",

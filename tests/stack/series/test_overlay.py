@@ -35,6 +35,15 @@ def test_a_kernel_brings_what_it_imports(stack: FakeStack) -> None:
 
 
 @pytest.mark.parametrize(
+    "source", ["from .kv import gather\n", "from .kv.gather import _launch\n"]
+)
+def test_a_kernel_brings_one_of_another_folder(stack: FakeStack, source: str) -> None:
+    stack.write("kernels/xpu_dsv4/decode.py", source)
+    files = kernel_closure(stack.project, load_series(stack.project, "v1.0")[2])
+    assert {"kv/__init__.py", "kv/gather.py", "_launch.py"} < files.keys()
+
+
+@pytest.mark.parametrize(
     ("source", "problem"),
     [
         ("from ...reference import decode\n", "from above its package"),
