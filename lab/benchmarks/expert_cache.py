@@ -46,6 +46,8 @@ TOKENS = (1, 4)
 """Of a step. With more, a tenth of the experts does not suffice for a wave."""
 SHARES = (0.1, 0.23, 0.49)
 """Of a layer's experts, that have a slot."""
+FEW_SLOTS = 16
+"""For which one B70 has room."""
 
 
 @dataclass(frozen=True)
@@ -274,8 +276,8 @@ def chunks(
         return clock.direct([run]) / 1e3
 
     here = took(plain)
-    for share in SHARES:
-        slots = max(int(share * layer.experts), 2)
+    for slots in (FEW_SLOTS, *(int(share * layer.experts) for share in SHARES)):
+        slots = min(max(slots, 2), layer.experts // 2)
         waves, overlapped = (
             took(partial(form, x, cache, weights, ids, LIMIT))
             for form in (cached_experts, overlapped_experts)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routed experts of Flash with MXFP4 weights, whole, in decode."""
+"""Routed experts of Flash, whole, in decode: MXFP4, FP8 and INT4 weights."""
 
 from collections.abc import Iterator
 from functools import cache, partial
@@ -8,6 +8,8 @@ import torch
 
 from kernels.reference.moe.experts import routed_experts as reference
 from kernels.xpu_dsv4.moe.experts import (
+    arrange_fp8_experts,
+    arrange_int4_experts,
     arrange_mxfp4_experts,
     routed_experts,
     workspace_size,
@@ -18,6 +20,11 @@ from . import experts_others as others
 from .experts_layer import LIMIT, Experts, Sizes, Step, layer_of, step_of
 
 TOKENS = (1, 16, 64)
+ARRANGE = {
+    "mxfp4": arrange_mxfp4_experts,
+    "fp8": arrange_fp8_experts,
+    "int4": arrange_int4_experts,
+}
 
 
 @cache
@@ -27,8 +34,9 @@ def ours(sizes: Sizes, device: torch.device) -> Experts:
     w13, w13_scale, w2, w2_scale = (
         part.clone() for part in (layer.w13, layer.w13_scale, layer.w2, layer.w2_scale)
     )
-    arrange_mxfp4_experts(w13, w13_scale)
-    arrange_mxfp4_experts(w2, w2_scale)
+    arrange = ARRANGE[sizes.form]
+    arrange(w13, w13_scale)
+    arrange(w2, w2_scale)
 
     def run(step: Step) -> torch.Tensor:
         tokens = len(step.x)
@@ -76,15 +84,16 @@ def candidates(
 def cases(competitors: Competitors, device: torch.device) -> Iterator[Case]:
     """Decode of a few tokens; traffic is that of the experts that are chosen."""
     small = device.type == "cpu"
-    sizes = Sizes(8, 2, 64, 32) if small else Sizes()
-    for tokens in TOKENS[: 1 if small else None]:
-        distinct = sizes.experts * (1 - (1 - sizes.topk / sizes.experts) ** tokens)
-        yield Case(
-            "experts",
-            tokens,
-            0,
-            0,
-            distinct * sizes.expert_bytes,
-            6.0 * tokens * sizes.topk * sizes.hidden * sizes.intermediate,
-            partial(candidates, sizes, tokens, competitors, device),
-        )
+    for form in ARRANGE:
+        sizes = Sizes(8, 2, 64, 32, form) if small else Sizes(form=form)
+        for tokens in TOKENS[: 1 if small else None]:
+            distinct = sizes.experts * (1 - (1 - sizes.topk / sizes.experts) ** tokens)
+            yield Case(
+                "experts" if form == "mxfp4" else f"experts {form}",
+                tokens,
+                0,
+                0,
+                distinct * sizes.expert_bytes,
+                6.0 * tokens * sizes.topk * sizes.hidden * sizes.intermediate,
+                partial(candidates, sizes, tokens, competitors, device),
+            )

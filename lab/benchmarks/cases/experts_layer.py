@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer of Flash's experts with random MXFP4 weights, and what a step gives it."""
+"""A layer of Flash's experts with random weights, and what a step gives it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +18,17 @@ class Sizes:
     topk: int = 6
     hidden: int = 4096
     intermediate: int = 2048
+    form: str = "mxfp4"
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of an expert: three products, codes and exponents."""
-        return 3 * self.hidden * self.intermediate * 17 // 32
+        """Bytes of an expert: three products, codes and scales."""
+        values = 3 * self.hidden * self.intermediate
+        if self.form == "fp8":
+            return values + 4 * values // 128**2
+        if self.form == "int4":
+            return values // 2 + 2 * values // 128
+        return values * 17 // 32
 
 
 @dataclass(frozen=True)
@@ -52,17 +58,26 @@ Experts = Callable[[Step], torch.Tensor]
 def layer_of(sizes: Sizes, device: torch.device) -> Layer:
     """Random experts."""
 
-    def part(rows: int, width: int, low: int, high: int) -> torch.Tensor:
-        shape = (sizes.experts, rows, width)
-        return torch.randint(low, high, shape, dtype=torch.uint8, device=device)
+    def part(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        count = sizes.experts
+        options = {"device": device}
+        if sizes.form == "fp8":
+            codes = torch.randint(0, 127, (count, rows, width), **options)
+            sign = torch.randint(0, 2, (count, rows, width), **options) << 7
+            blocks = torch.rand(count, -(-rows // 128), -(-width // 128), **options)
+            stored = (codes | sign).byte().view(torch.float8_e4m3fn)
+            return stored, 1e-4 * (1 + blocks)
+        codes = torch.randint(
+            256, (count, rows, width // 2), dtype=torch.uint8, **options
+        )
+        if sizes.form == "int4":
+            groups = torch.rand(count, rows, -(-width // 128), **options)
+            return codes, (0.01 * (1 + groups)).bfloat16()
+        shape = (count, rows, width // 32)
+        return codes, torch.randint(118, 124, shape, dtype=torch.uint8, **options)
 
     columns, hidden = sizes.intermediate, sizes.hidden
-    return Layer(
-        part(2 * columns, hidden // 2, 0, 256),
-        part(2 * columns, hidden // 32, 118, 124),
-        part(hidden, columns // 2, 0, 256),
-        part(hidden, columns // 32, 118, 124),
-    )
+    return Layer(*part(2 * columns, hidden), *part(hidden, columns))
 
 
 def step_of(sizes: Sizes, tokens: int, device: torch.device) -> Step:

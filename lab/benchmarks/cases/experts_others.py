@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vLLM's CUDA wheel brings for MXFP4 experts on a Hopper GPU.
+"""What vLLM's CUDA wheel brings for routed experts on a Hopper GPU.
 
-Marlin, which is compiled; triton_kernels, which vLLM calls its Triton back end; and
-vLLM's own `fused_moe_kernel`, which has no MXFP4, on weights in bf16. The activation
+Marlin, which is compiled; and for MXFP4 alone triton_kernels, which vLLM calls its
+Triton back end, and vLLM's own `fused_moe_kernel`, on weights in bf16. The activation
 between the products is one small kernel of this file for all. triton_kernels gets its
 routing made before, the others route in each call.
 """
@@ -25,6 +25,7 @@ LIBRARY = "vllm/_moe_C_stable_libtorch.abi3.so"
 TRITON_KERNELS = "vllm/third_party"
 UTILS = "vllm/model_executor/layers/quantization/utils/"
 FUSED_MOE = "vllm/model_executor/layers/fused_moe/fused_moe.py"
+MARLIN_TYPES = {"mxfp4": "float4_e2m1f", "fp8": "float8_e4m3fn", "int4": "uint4b8"}
 GROUP = 32
 TILE = 16
 
@@ -77,25 +78,30 @@ def total(rows: torch.Tensor, step: Step) -> torch.Tensor:
 
 
 def _marlin_weight(
-    orders: tuple[ModuleType, ModuleType], codes: torch.Tensor, exponents: torch.Tensor
+    orders: tuple[ModuleType, ModuleType], codes: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A checkpoint's weight and scales in Marlin's order."""
-    device = codes.device
-    perm = orders[0].get_weight_perm(4).to(device)
+    """A checkpoint's weight and scales in Marlin's order; types tell the format."""
+    device, is_fp8 = codes.device, codes.dtype == torch.float8_e4m3fn
+    bits = 8 if is_fp8 else 4
+    perm = orders[0].get_weight_perm(bits).to(device)
     scale_perm = torch.tensor(orders[1].get_scale_perms()[0], device=device)
-    places = 4 * torch.arange(8, device=device)
-    words, scales = [], []
-    for code, exponent in zip(codes, exponents, strict=True):
-        values = torch.stack((code & 15, code >> 4), -1).flatten(-2).T  # [K, N]
-        depth, columns = values.shape
-        tiles = values.reshape(depth // TILE, TILE, columns // TILE, TILE)
+    places = bits * torch.arange(32 // bits, device=device)
+    made, moved = [], []
+    for code, scale in zip(codes.view(torch.uint8), scales, strict=True):
+        values = code if is_fp8 else torch.stack((code & 15, code >> 4), -1).flatten(-2)
+        depth, columns = values.T.shape
+        tiles = values.T.reshape(depth // TILE, TILE, columns // TILE, TILE)
         tiles = tiles.transpose(1, 2).reshape(-1, len(perm))[:, perm]
-        packed = (tiles.reshape(-1, 8).long() << places).sum(-1)
-        words.append(packed.to(torch.int32).view(depth // TILE, -1))
-        moved = exponent.T.reshape(-1, len(scale_perm))[:, scale_perm]
-        moved = moved.reshape(-1, 4)[:, [0, 2, 1, 3]].reshape(-1, columns)
-        scales.append(moved.contiguous().view(torch.float8_e8m0fnu))
-    return torch.stack(words), torch.stack(scales)
+        packed = (tiles.reshape(-1, len(places)).long() << places).sum(-1)
+        made.append(packed.to(torch.int32).view(depth // TILE, -1))
+        if is_fp8:
+            # Marlin's codes lack the difference of the exponents' biases.
+            scale = (scale.repeat_interleave(128, 0)[:columns] * 2.0**120).bfloat16()
+        scale = scale.T.reshape(-1, len(scale_perm))[:, scale_perm]
+        if scale.dtype == torch.uint8:
+            scale = scale.reshape(-1, 4)[:, [0, 2, 1, 3]].view(torch.float8_e8m0fnu)
+        moved.append(scale.reshape(-1, columns).contiguous())
+    return torch.stack(made), torch.stack(moved)
 
 
 @cache
@@ -108,7 +114,7 @@ def marlin(
     device = layer.w2.device
     cores = torch.cuda.get_device_properties(device).multi_processor_count
     locks = torch.zeros(4 * cores, dtype=torch.int32, device=device)
-    kind = orders[0].scalar_types.float4_e2m1f.id
+    kind = getattr(orders[0].scalar_types, MARLIN_TYPES[sizes.form]).id
 
     def product(
         x: torch.Tensor,
@@ -291,6 +297,8 @@ def implementations(
             competitors.load(UTILS + names[1]),
         )
         yield "Marlin", marlin(sizes, layer, orders), ""
+        if sizes.form != "mxfp4":
+            return
         kernels = competitors.load(FUSED_MOE)
         yield "fused_moe_kernel", fused_moe(sizes, layer, kernels), "weights in bf16"
     except (OSError, ImportError, AttributeError) as error:
