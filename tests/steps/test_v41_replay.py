@@ -48,6 +48,8 @@ def scheduler_of(
         ),
     }
     config.cache_config.num_gpu_blocks = 8192
+    # A CPU may have turned it off.
+    config.cache_config.enable_prefix_caching = caching
     return layout.module("vllm.v1.core.sched.scheduler").Scheduler(
         config,
         interface.KVCacheConfig(
