@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""V4.1's attention quantizes inputs of its MXFP8 layers in as few launches as it can, and
-layers that read one choice look up once where its entries lie."""
+"""V4.1's attention quantizes inputs of its MXFP8 layers in as few launches as it can,
+and layers that read one choice look up once where its entries lie."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,7 +129,9 @@ def choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     found = SimpleNamespace(asked=[], read=[], context=None)
     module = layout.module(SPARSE)
 
-    def looked_up(chosen: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def looked_up(
+        chosen: torch.Tensor, *rest: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         found.asked.append(rest)
         return chosen + len(found.asked), chosen[:, 0]
 
@@ -177,7 +179,9 @@ def test_a_choice_is_looked_up_once(choices: Any) -> None:
 def test_the_next_source_and_the_next_step_look_anew(choices: Any) -> None:
     for layer in (1, 2, 3, 4, 5):
         choices.run(layer)
-    assert len(choices.asked) == 3, f"{len(choices.asked)} choices of three are looked up"
+    assert len(choices.asked) == 3, (
+        f"{len(choices.asked)} choices of three are looked up"
+    )
     blocks = [block for _, _, block, _ in choices.asked]
     assert blocks == [64, 128, 128]
     # A step that a graph replays, or a second pass over a part of the batch.

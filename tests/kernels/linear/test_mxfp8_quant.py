@@ -42,9 +42,7 @@ def check_rows(mine, want, tokens, width):
 def test_bytes(tokens, width, device):
     torch.manual_seed(tokens)
     x = hard_rows(tokens, width)
-    check_rows(
-        mxfp8_quantize(x.to(device)), reference.mxfp8_quantize(x), tokens, width
-    )
+    check_rows(mxfp8_quantize(x.to(device)), reference.mxfp8_quantize(x), tokens, width)
 
 
 @pytest.mark.parametrize(
