@@ -225,13 +225,13 @@ def test_what_is_printed_is_what_proc_shows(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Of two tables that take half a GiB, and of the host's free memory."""
+    """Of two tables that take a quarter of a GiB, and of the host's free memory."""
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     monkeypatch.setattr(torch, "empty", as_torch_pins(torch.empty))
     if importlib.util.find_spec(HOST_MEMORY):
         monkeypatch.setattr(layout.module(HOST_MEMORY), "CGROUPS", tmp_path)
     wide = small_config()
-    wide.engram_vocab_size, wide.engram_num_embeddings = 1 << 17, [1 << 22] * 2
+    wide.engram_vocab_size, wide.engram_num_embeddings = 1 << 16, [1 << 21] * 2
     before, free = proc("self/status", "VmRSS"), [proc("meminfo", "MemAvailable")]
     with caplog.at_level(logging.INFO):
         held = [layer(index, wide) for index in (0, 1)]
@@ -240,7 +240,7 @@ def test_what_is_printed_is_what_proc_shows(
     lines = [r for r in caplog.records if "Engram tables" in r.msg]
     assert len(lines) == len(held) - 1, f"not printed: {lines}"
     pinned, _, left, _ = (x if isinstance(x, str) else x * 2**30 for x in lines[0].args)
-    assert pinned == pytest.approx(grown, rel=0.02) and grown > 1 << 29
+    assert pinned == pytest.approx(grown, rel=0.02) and grown > 1 << 27
     assert min(free) * 0.95 < left < max(free) * 1.05
 
 
