@@ -80,11 +80,16 @@ def require_imports(checker: Checker, series: Series, base: BaseTree) -> None:
 
 
 def require_clean(
-    project: Project, cache: Cache, every: Sequence[Series], types: bool
+    project: Project,
+    cache: Cache,
+    base: BaseTree,
+    every: Sequence[Series],
+    types: bool,
 ) -> dict[str, str]:
     """Run the base's own hooks on everything that exported tips change.
 
     Args:
+        base: without the first commit of an export.
         types: whether mypy runs, too.
 
     Returns:
@@ -96,7 +101,7 @@ def require_clean(
     summaries = {}
     with Checker(project, cache) as checker:
         for exported in every:
-            base, tip = exported.base, exported.tip
+            tip = exported.tip
             if checker.known_lint("tip", base, tip, types=types) is None:
                 cache.progress(
                     f"running the base's own hooks on the exported {tip.label}"
