@@ -158,8 +158,8 @@ class Trial:
         (self._site / path).write_bytes(content)
 
     def _problems(self, module: str = "") -> tuple[str, ...]:
-        """Why the test is red, on the emulated XPU or then on vLLM's CPU platform, where
-        a module may have a fault."""
+        """Why the test is red, on the emulated XPU or then on vLLM's CPU platform, if a
+        module has a fault, or none."""
         share = module not in self._read_by_imports
         problems = judge_alone(self._run(XPU, share))
         if not problems and self._material.any_platform:
