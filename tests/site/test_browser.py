@@ -232,7 +232,7 @@ def test_long_cells_are_folded_and_unfold(browser: Chrome, site: Path):
     assert len(details[0].text) > 120
 
 
-@pytest.mark.parametrize("page", ["machine_code", "measurements", "xpu_path"])
+@pytest.mark.parametrize("page", ["machine_code", "measurements"])
 def test_charts_are_shown_and_legible_on_a_phone(
     browser: Chrome, site: Path, page: str
 ):

@@ -111,7 +111,7 @@ def test_each_chart_is_a_picture_with_a_title(
         assert all(picture["alt"] for picture in pictures)
         counts[name] = len(pictures)
     assert {name for name, count in counts.items() if count} == {
-        *("machine_code", "measurements", "xpu_path")
+        *("machine_code", "measurements")
     }
     assert counts["machine_code"] == 2 and counts["measurements"] > 10
 

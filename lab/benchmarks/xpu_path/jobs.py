@@ -29,18 +29,6 @@ SANITIZED = (
     "_compute_swa_indices_and_lens",
 )
 """Names of the kernels that compute-sanitizer looks at: of all it would take hours."""
-DECODE = [
-    ("decode", batch, context)
-    for context in (1 << 14, 1 << 10, 1 << 16)
-    for batch in (1, 16, 64, 128)
-]
-BENCH: dict[str, Any] = {
-    "folder": "/tmp/xpu-path/flash",
-    "sizes": {},
-    "modes": ["eager", "graphs"],
-    "steps": 12,
-    "cases": [*DECODE[:8], ("prefill", 1, 8192), *DECODE[8:]],
-}
 FLASH: dict[str, Any] = {
     **PLAIN,
     "max_model_len": (1 << 16) + 64,
@@ -54,16 +42,6 @@ FLASH: dict[str, Any] = {
         "cudagraph_capture_sizes": [1, 16, 64, 128],
     },
 }
-EAGER = {
-    **FLASH,
-    "async_scheduling": False,
-    "enforce_eager": True,
-    "compilation_config": {"mode": 0},
-    "kv_cache_memory_bytes": 64 << 30,
-}
-"""For releases that make no graphs on XPU unless told to."""
-FEW = {**BENCH, "modes": ["eager"], "cases": BENCH["cases"][:9]}
-"""Eager steps at up to 16k tokens, and the prompt."""
 LONG = 12_288
 """The longest context, and the most tokens of a step, of one long prompt."""
 RECORDING = "proof.e2e.inside.recording_on_cuda.RecordingOnCudaWorker"
@@ -158,26 +136,6 @@ def soak() -> tuple[tuple[int, int, int], ...]:
     return tuple(
         (own.choice((1, 7, 63, 129, 300)), own.choice((8, 32)), 100 + i)
         for i in range(48)
-    )
-
-
-def bench(
-    name: str,
-    patched: bool,
-    *environment: tuple[str, str],
-    engine: dict[str, Any] = FLASH,
-    told: dict[str, Any] = BENCH,
-) -> Job:
-    return Job(
-        name,
-        patched,
-        "lab.benchmarks.xpu_path.bench",
-        engine,
-        (),
-        environment,
-        told,
-        "json",
-        200.0,
     )
 
 
@@ -365,10 +323,6 @@ JOBS = {
     for job in (
         Job("eager", waves=(MIXED, soak())),
         Job("graphs", engine=GRAPHS, waves=REPEATED),
-        bench("flash-patched", True),
-        bench("flash-untouched", False),
-        bench("flash-eager-patched", True, engine=EAGER, told=FEW),
-        bench("flash-eager-untouched", False, engine=EAGER, told=FEW),
         sanitized("memcheck"),
         sanitized("racecheck"),
         Job("eager-untouched", patched=False),

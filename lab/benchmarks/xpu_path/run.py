@@ -107,6 +107,18 @@ def run(job: Job, work: Path, out: Path) -> dict[str, object]:
     return {"job": job.name, "status": status, "seconds": seconds}
 
 
+def machine() -> str:
+    """The GPU, and what compiled for it."""
+    program = (
+        "import torch, triton; print(torch.cuda.get_device_name() + ', torch',"
+        " torch.__version__ + ', Triton', triton.__version__)"
+    )
+    asked = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
+    return asked.stdout.strip()
+
+
 def main() -> None:
     """Run the named jobs, all by default; exit with 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -137,7 +149,8 @@ def main() -> None:
         if results[-1]["status"] != 0:
             log = (arguments.out / f"{name}.log").read_text().splitlines()
             print("\n".join(line[:400] for line in log[-40:]), flush=True)
-    (arguments.out / "jobs.json").write_text(json.dumps(results))
+    told = {"machine": machine(), "jobs": results}
+    (arguments.out / "jobs.json").write_text(json.dumps(told))
     sys.exit(any(result["status"] != 0 for result in results))
 
 

@@ -138,27 +138,8 @@ def benchmark(rows: Rows) -> Iterable[Chart]:
     return (chart for chart in charts.values() if len(chart.labels()) > 1)
 
 
-def xpu_path(rows: Rows) -> Iterable[Chart]:
-    """Attention, untouched and patched: decode for each release and context, and
-    prefill."""
-    charts: dict[str, Chart] = {}
-    for row in rows:
-        if row["part"] != "attention":
-            continue
-        tokens = f"{int(row['tokens']):,} tokens"
-        if row["kind"] == "decode":
-            title = f"Decode, {row['release']}, requests of {tokens}"
-            label = f"{row['batch']} at a time"
-        else:
-            title, label = row["kind"].capitalize(), f"{row['release']}, {tokens}"
-        chart = charts.setdefault(title, Chart(title, "microseconds of one step"))
-        chart.groups[row["tree"]][label] = float(row["microseconds"])
-    return charts.values()
-
-
 CHARTS: dict[str, Callable[[Rows], Iterable[Chart]]] = {
     "machine_code.csv": machine_code,
     "benchmark.csv": benchmark,
-    "xpu_path.csv": xpu_path,
 }
 """What makes charts of a file of `docs/data`."""

@@ -111,18 +111,6 @@ def test_machine_code_is_drawn_beside_the_newest_release(real_project: Project):
     assert set(spills.groups) == {newest}
 
 
-def test_charts_of_the_xpu_path_have_both_trees_of_every_case(real_project: Project):
-    rows = read_rows(real_project.root / "docs/data/xpu_path.csv")
-    found = list(charts.xpu_path(rows))
-    attention = [row for row in rows if row["part"] == "attention"]
-    values = [of for chart in found for of in chart.groups.values()]
-    assert sum(map(len, values)) == len(attention) > 20
-    assert max(sum(map(len, chart.groups.values())) for chart in found) <= 20
-    for chart in found:
-        untouched, patched = chart.groups["untouched"], chart.groups["patched"]
-        assert untouched.keys() == patched.keys()
-
-
 def test_the_benchmark_has_a_point_for_each_figure_that_counts():
     row = {"op": "decode", "heads": "64", "keys": "1152", "candidate": "ours"}
     row |= {"graph": "", "direct": "9.5", "note": ""}
