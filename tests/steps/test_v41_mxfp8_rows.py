@@ -122,6 +122,34 @@ def test_the_warm_up_compiles_them(
     check(needed, before)
 
 
+@pytest.mark.parametrize(
+    "other", ["fused_wqa_wkv", "attn.wq_b", "wo_b", "indexer.wq_b"]
+)
+def test_layers_of_another_kind_get_plain_rows(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any of the four: norm and rows are those of CUDA's layer."""
+    module = layout.module(SPARSE_V41)
+    takes = getattr(module, "takes_mxfp8", None)
+    assert takes is not None, "rows take two launches"
+    monkeypatch.setattr(
+        module, "takes_mxfp8", lambda x: takes(x) and not x.prefix.endswith(other)
+    )
+    made = v41.built(v41.configured(tmp_path)).language_model.model.layers
+    assert not made[1].attn.quantizes_rows
+    assert made[0].attn.quantizes_rows == ("indexer" in other)
+    given: list[torch.Tensor] = []
+    attn = made[1].attn
+    monkeypatch.setattr(attn.fused_wqa_wkv, "forward", lambda x: (given.append(x), x))
+    monkeypatch.setattr(attn.wo_b, "forward", given.append)
+    x = drawn(3, attn.hidden_size)
+    attn._fused_wqa_wkv_gemm(x)
+    qr, _, _ = attn._split_qkv_and_norm(drawn(3, attn.q_lora_rank + attn.head_dim))
+    attn._project_groups(drawn(3, attn.n_local_groups, attn.o_lora_rank))
+    assert given[0] is x and qr.dtype == torch.bfloat16
+    assert given[1].shape == (3, attn.n_local_groups * attn.o_lora_rank)
+
+
 @pytest.fixture
 def choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Attention layers, what they ask for and what decode reads."""
