@@ -146,9 +146,9 @@ def export(
     }
     if whole is not None:
         # The types of all branches at once: mypy takes 30 s for each.
-        require_clean(project, cache, base, [exported(whole)], types=True)
+        require_clean(project, cache, base, forms.common, [exported(whole)], types=True)
     ends = list(branches.values())
-    hooks = require_clean(project, cache, base, ends, types=whole is None)
+    hooks = require_clean(project, cache, base, forms.common, ends, types=whole is None)
     own = test_commits(project, cache, ends) if bisect else {}
     requests = tuple(
         _exported(store, request, branches[request.slug], hooks, own)

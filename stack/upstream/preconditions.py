@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold before an export is written: checks, hooks, single commits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -83,6 +84,7 @@ def require_clean(
     project: Project,
     cache: Cache,
     base: BaseTree,
+    first: Iterable[str],
     every: Sequence[Series],
     types: bool,
 ) -> dict[str, str]:
@@ -90,6 +92,7 @@ def require_clean(
 
     Args:
         base: without the first commit of an export.
+        first: what that brings.
         types: whether mypy runs, too.
 
     Returns:
@@ -101,7 +104,8 @@ def require_clean(
     summaries = {}
     with Checker(project, cache) as checker:
         for exported in every:
-            tip = exported.tip
+            tip = exported.steps[-1]
+            tip = replace(tip, changed=tuple(sorted({*tip.changed, *first})))
             if checker.known_lint("tip", base, tip, types=types) is None:
                 cache.progress(
                     f"running the base's own hooks on the exported {tip.label}"

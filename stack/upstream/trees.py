@@ -180,6 +180,11 @@ class UpstreamForms:
         date = history.last_change_date(project, project.root / TESTS)
         return cls(files, tests, shared, ci_files(jobs, changed, on_cpu), date)
 
+    @property
+    def common(self) -> frozenset[str]:
+        """What the first commit brings."""
+        return self.shared | self.jobs.keys()
+
     def first(
         self,
         writer: Writer,

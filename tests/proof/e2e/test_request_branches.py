@@ -3,8 +3,8 @@
 
 A branch is its step on the base after the steps that docs/data/requests.csv names, and
 nothing else. It serves right, or as the base does: a step that repairs something else
-leaves upstream's attention without sinks. By default the two branches whose needs a
-step's own test did not show; with `--full` all.
+leaves upstream's attention without sinks. By default the branch of V4.1's model, whose
+step's own test sees no request of V4; with `--full` all.
 """
 
 from collections.abc import Iterator
