@@ -12,7 +12,6 @@ import msgspec
 
 from stack.base.store import Store
 from stack.builds.installed import Build, byte_code_path
-from stack.core.cache import Cache
 from stack.core.errors import CheckFailed
 from stack.core.files import link_or_copy
 from stack.core.process import clean_environment
@@ -102,17 +101,17 @@ class Trial:
     def __init__(
         self,
         server: Server,
-        cache: Cache,
         work: Path,
         step: Step,
         build: Build,
         material: Material,
         kernels: str,
     ) -> None:
-        self._server, self._cache, self._work = server, cache, work
+        self._server, self._work = server, work
         self._step, self._material, self._kernels = step, material, kernels
         self._site, self._limit = work / "site", LIMIT
         material.lay_out(work / "tests")
+        material.support.lay_out(work / "support")
         for file in build.installed.rglob("*"):
             if file.is_file():
                 target = self._site / file.relative_to(build.installed)
@@ -164,12 +163,9 @@ class Trial:
         return problems
 
     def _run(self, platform: Platform) -> ModuleRun:
-        outcomes, files = self._work / "outcomes.json", self._material.support
+        outcomes = self._work / "outcomes.json"
         outcomes.unlink(missing_ok=True)
-        path = [
-            self._site,
-            self._server.folder(self._cache, files.digest, files.lay_out),
-        ]
+        path = [self._site, self._work / "support"]
         own = self._work / "own"
         own.mkdir(exist_ok=True)
         variables = vllm_variables(self._kernels, platform.entry_point, own, path)
@@ -190,4 +186,4 @@ class Trial:
             run = msgspec.json.decode(outcomes.read_bytes(), type=ModuleRun)
         except (FileNotFoundError, msgspec.DecodeError):
             return ModuleRun(crash=f"it ended with {ended.status}")
-        return ModuleRun(crash="it did not end") if ended.late or ended.died else run
+        return ModuleRun(crash="it did not end") if ended.late else run
