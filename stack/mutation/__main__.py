@@ -91,7 +91,6 @@ def _run(cache: Cache, options: argparse.Namespace) -> int:
 def _trial(checker: Checker, work: Path, tree: StepTree, last: int) -> Trial:
     return Trial(
         checker.server,
-        checker.cache,
         work,
         tree.step,
         checker.build(tree, last),

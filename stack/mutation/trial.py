@@ -13,7 +13,6 @@ import msgspec
 
 from stack.base.store import Store
 from stack.builds.installed import Build, byte_code_path
-from stack.core.cache import Cache
 from stack.core.errors import CheckFailed
 from stack.core.files import link_or_copy
 from stack.core.process import clean_environment
@@ -103,17 +102,17 @@ class Trial:
     def __init__(
         self,
         server: Server,
-        cache: Cache,
         work: Path,
         step: Step,
         build: Build,
         material: Material,
         kernels: str,
     ) -> None:
-        self._server, self._cache, self._work = server, cache, work
+        self._server, self._work = server, work
         self._step, self._material, self._kernels = step, material, kernels
         self._site, self._limit = work / "site", LIMIT
         material.lay_out(work / "tests")
+        material.support.lay_out(work / "support")
         for file in build.installed.rglob("*"):
             if file.is_file():
                 target = self._site / file.relative_to(build.installed)
@@ -183,7 +182,7 @@ class Trial:
             run = msgspec.json.decode(outcomes.read_bytes(), type=ModuleRun)
         except (FileNotFoundError, msgspec.DecodeError):
             return ModuleRun(crash=f"it ended with {ended.status}")
-        return ModuleRun(crash="it did not end") if ended.late or ended.died else run
+        return ModuleRun(crash="it did not end") if ended.late else run
 
     def _start(
         self,
@@ -193,11 +192,7 @@ class Trial:
         reads: Path | None = None,
     ) -> ProgramExit:
         """Run a program beside the test on the tree as it is."""
-        files, own = self._material.support, self._work / "own"
-        path = [
-            self._site,
-            self._server.folder(self._cache, files.digest, files.lay_out),
-        ]
+        path, own = [self._site, self._work / "support"], self._work / "own"
         own.mkdir(exist_ok=True)
         variables = vllm_variables(self._kernels, platform.entry_point, own, path)
         switch = {} if self._material.compiled else NOT_COMPILED

@@ -424,8 +424,8 @@ class Engines:
             ahead=Ahead(imported, env),
         )
         lines = output.read_text(errors="replace").splitlines()
-        if done.status or done.died or not answer.is_file():
-            end = done.died or exit_text(done.status)
+        if done.status or not answer.is_file():
+            end = exit_text(done.status)
             raise EngineStopped(
                 "\n".join([f"{order.stem}: the engine {end}", *lines[-60:]])
             )
