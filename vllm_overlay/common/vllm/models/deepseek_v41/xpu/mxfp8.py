@@ -82,8 +82,10 @@ class XPUMxfp8Kernel(VllmJitKernel[Mxfp8Key]):
         product = zeros(compile_key.groups, 1, compile_key.group_size)
         mxfp8_quantize(product.transpose(0, 1))
         qr, kv = zeros(1, q_size + kv_size).split([q_size, kv_size], dim=-1)
-        weights = (zeros(n).to(compile_key.weight_dtype) for n in (q_size, kv_size))
-        q_kv_norm_mxfp8(qr, kv, *weights, compile_key.eps)
+        q_weight, kv_weight = (
+            zeros(n).to(compile_key.weight_dtype) for n in (q_size, kv_size)
+        )
+        q_kv_norm_mxfp8(qr, kv, q_weight, kv_weight, compile_key.eps)
 
 
 XPU_MXFP8_KERNEL = XPUMxfp8Kernel()
