@@ -3,6 +3,7 @@
 are those of one engine."""
 
 import importlib.util
+import itertools
 import random
 from dataclasses import replace
 
@@ -16,18 +17,16 @@ from proof.e2e.running.serving import Engines
 
 pytestmark = [
     pytest.mark.newest,
-    pytest.mark.full,
     pytest.mark.skipif(
         importlib.util.find_spec("nixl") is None,
         reason="there is no nixl: run this by `tox -e hosts`",
     ),
 ]
 
-PAGE = 256
-EDGES = (20, 63, 64, 65, 127, 128, 191, 192, 255, 256, 319, 600)
+PAGE, SHORTER, LONGEST = 256, 330, 600
+EDGES = tuple(end + by for end in range(64, LONGEST, 64) for by in (-1, 0, 1))
 """Lengths beside the ends of blocks and windows."""
 ANSWERED = (20, 191, 255)
-SOME = tuple(random.Random(61).sample(range(1, 400), 3))
 CHUNKS = (700, 100, 33)
 PADDED = 0.2
 """How far log-probabilities may lie apart where a step rounds in another way: padded to
@@ -36,11 +35,21 @@ MTP = (("method", "mtp"), ("num_speculative_tokens", 1))
 DSPARK = (("method", "dspark"), ("num_speculative_tokens", 3))
 
 
-def edges(first: int) -> tuple[Asked, ...]:
-    """Prompts of all lengths, in chunks of one size after the other."""
+def lengths(
+    of_edges: int, others: int, first: int, most: int = LONGEST
+) -> tuple[Asked, ...]:
+    """So many lengths beside ends and so many others, of `most` tokens, in chunks of
+    one size after the other."""
+    chosen = random.Random(61 + first)
+    edges = [length for length in EDGES if length <= most]
+    found = {
+        *chosen.sample(edges, of_edges),
+        *chosen.sample(range(1, most + 1), others),
+    }
+    found.update((1, *ANSWERED, most) if most == LONGEST else ANSWERED[:1])
     return tuple(
         Asked(length, CHUNKS[(first + n) % len(CHUNKS)], length in ANSWERED)
-        for n, length in enumerate((*EDGES, *SOME))
+        for n, length in enumerate(sorted(found))
     )
 
 
@@ -61,11 +70,41 @@ AMONG_RANKS = (
     Asked(255, 33),
     Asked(319, 128, receiver_knows=PAGE),
 )
+PREEMPTED = (
+    Asked(60, answered=True, preempted=True),
+    Asked(124, 100, answered=True, preempted=True),
+    Asked(252, 128, answered=True, preempted=True),
+    Asked(20, answered=True),
+)
+"""Whose answers need a block more than they leave behind."""
+RANKS = (
+    Asked(1, answered=True),
+    Asked(64, 25),
+    Asked(191, 100, answered=True),
+    Asked(255, 33),
+    Asked(319, 128, receiver_knows=PAGE),
+)
+PREEMPTED = (
+    Asked(20, answered=True),
+    Asked(60, answered=True, preempted=True),
+    Asked(190, 100, answered=True, preempted=True),
+    Asked(254, answered=True, preempted=True),
+    Asked(318, 128, answered=True, preempted=True),
+    Asked(20, answered=True),
+)
+"""Whose answers need a block more, and the next one's."""
 RANKS = ((2, 2), (1, 2), (2, 1))
 """Those of the engine that reads, and of the other."""
+MANY = tuple(
+    sizes for sizes in itertools.product((1, 2, 4, 8), repeat=2) if max(sizes) > 2
+)
 PAIRS = (
-    Pair("device buffers", "xpu", edges(0)),
-    Pair("host buffers", "cpu", edges(1)),
+    Pair("device buffers", "xpu", lengths(len(EDGES), 10, 0)),
+    Pair("host buffers", "cpu", lengths(len(EDGES), 10, 1)),
+    Pair("pre-emption, device buffers", "xpu", PREEMPTED),
+    Pair("pre-emption, host buffers", "cpu", PREEMPTED),
+    Pair("pre-emption, MTP, device buffers", "xpu", PREEMPTED, MTP),
+    Pair("pre-emption, DSpark, host buffers", "cpu", PREEMPTED, DSPARK),
     Pair("prefixes, device buffers", "xpu", HITS),
     Pair("prefixes, host buffers", "cpu", HITS),
     Pair("MTP, device buffers", "xpu", WITH_DRAFTS, MTP),
@@ -85,12 +124,24 @@ PAIRS = (
     Pair("MTP, TP (2, 1), host buffers", "cpu", FEW, MTP, (2, 1)),
     Pair("DSpark, TP (2, 2), device buffers", "xpu", LEAST, DSPARK, (2, 2)),
     Pair("DSpark, TP (1, 2), host buffers", "cpu", LEAST, DSPARK, (1, 2)),
-    Pair("TP (4, 8), device buffers", "xpu", LEAST[:1], ranks=(4, 8)),
-    Pair("TP (8, 4), host buffers", "cpu", LEAST[:1], ranks=(8, 4)),
+    Pair("DSpark, TP (2, 1), device buffers", "xpu", LEAST, DSPARK, (2, 1)),
+    *(
+        Pair(f"TP {sizes}, {where}", where, LEAST[:1], ranks=sizes)
+        for sizes, where in zip(MANY, itertools.cycle(("xpu", "cpu")), strict=False)
+    ),
 )
+SHORT = (
+    Pair("some lengths, device buffers", "xpu", lengths(3, 3, 2, SHORTER)),
+    Pair("some lengths, host buffers", "cpu", lengths(3, 3, 3, SHORTER)),
+)
+"""What runs without --full."""
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+@pytest.mark.parametrize(
+    "pair",
+    [*SHORT, *(pytest.param(pair, marks=pytest.mark.full) for pair in PAIRS)],
+    ids=lambda pair: pair.name,
+)
 def test_every_byte_arrives(engines: Engines, release: str, pair: Pair) -> None:
     served = pair.serve(engines, release)
     assert len(served) == len(pair.asked)
@@ -100,6 +151,7 @@ def test_every_byte_arrives(engines: Engines, release: str, pair: Pair) -> None:
             check_answer(found, SAME if pair.rounds_alike(asked) else PADDED)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("buffers", "ranks"), [("xpu", (1, 1)), ("cpu", (1, 1)), ("cpu", (1, 2))]
 )

@@ -17,7 +17,9 @@ from stack.core.rows import csv_text, read_rows
 from stack.pages.made import stamp
 
 TABLE = "docs/data/serve.csv"
-NOT_TRIED, FAILED = "not tried", "failed"
+FAILED = "failed"
+LACKING = {"has no": "no such feature", "refuses": "refused"}
+"""Outcome of a skipped test, by what its reason says of the release that it names."""
 _found: dict[tuple[str, str], str] = {}
 """What a passed test shows, by what is asked and by release."""
 
@@ -31,15 +33,16 @@ def server(engines: Engines, release: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def asked(
-    request: pytest.FixtureRequest, engines: Engines, release: str, server: Server
+    request: pytest.FixtureRequest, engines: Engines, release: str
 ) -> Iterator[Server]:
     """The server, or one with drafts that know how the first one goes on; one of each
     kind for all tests that ask it."""
+    if request.param == DSPARK and not engines.has_dspark(release):
+        pytest.skip(f"{release} has no DSpark for DeepSeek-V4 on XPU")
+    server = request.getfixturevalue("server")
     if request.param == ALONE:
         yield server
         return
-    if request.param == DSPARK and not engines.has_dspark(release):
-        pytest.skip(f"{release} has no DSpark for DeepSeek-V4 on XPU")
     with server_with(engines, release, request.param, spoken(server)) as drafting:
         yield drafting
 
@@ -49,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "shows(asked, outcome): a row of the table; the outcome is `equal` (to the"
         " engine alone, to the request alone, or to what was asked for) or `refused`;"
-        " what a skipped test records by this name stands instead",
+        " for a skipped test, what its reason says that the release lacks or refuses",
     )
 
 
@@ -59,22 +62,29 @@ def pytest_runtest_makereport(
 ) -> Iterator[None]:
     report = yield
     marker = item.get_closest_marker("shows")
-    recorded = dict(item.user_properties).get("shows")
-    ended = call.when == "call" or (call.when == "setup" and recorded is not None)
-    if marker and ended and isinstance(item, pytest.Function):
-        asked, outcome = marker.args
-        if not report.passed:
-            expected = hasattr(report, "wasxfail")
-            outcome = NOT_TRIED if report.skipped and not expected else FAILED
-            outcome = recorded or outcome
-        given = item.callspec.params
-        drafts = given.get("asked", given.get("drafts", ALONE))
-        if drafts != ALONE:
-            asked = f"{asked}, drafts by {drafts}"
-        key = asked, item.callspec.params["release"]
-        if _found.get(key) != FAILED:
-            _found[key] = outcome
+    if not marker or not isinstance(item, pytest.Function):
+        return report
+    given = item.callspec.params
+    asked, outcome = marker.args
+    drafts = given.get("asked", given.get("drafts", ALONE))
+    if drafts != ALONE:
+        asked = f"{asked}, drafts by {drafts}"
+    key = asked, given["release"]
+    if report.skipped and not hasattr(report, "wasxfail"):
+        if lacking := what_it_lacks(report, given["release"]):
+            _found.setdefault(key, lacking)
+    elif call.when == "call" and _found.get(key) != FAILED:
+        _found[key] = outcome if report.passed else FAILED
     return report
+
+
+def what_it_lacks(report: pytest.TestReport, release: str) -> str | None:
+    """The outcome of a skipped test, if it is for the release and not for what this
+    machine lacks."""
+    assert isinstance(report.longrepr, tuple)
+    reason = report.longrepr[2].removeprefix("Skipped: ")
+    found = [words for words in LACKING if reason.startswith(f"{release} {words} ")]
+    return LACKING[found[0]] if found else None
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

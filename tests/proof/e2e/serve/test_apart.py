@@ -7,7 +7,7 @@ import json
 import random
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -64,11 +64,8 @@ KINDS = {
 
 
 @pytest.fixture(autouse=True)
-def release_that_serves_it(
-    engines: Engines, release: str, record_property: Callable[[str, object], None]
-) -> None:
+def release_that_serves_it(engines: Engines, release: str) -> None:
     if not engines.has_step(release, "nixl-host-blocks"):
-        record_property("shows", "refused")
         pytest.skip(f"{release} refuses NIXL at the start")
 
 

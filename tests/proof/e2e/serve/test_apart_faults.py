@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill and decode apart where something fails: the server that reads dies, its pages
-expire, or the two are of different revisions. Each test prints after how many seconds
-the fault shows, and the log's line."""
+expire, the two are of different revisions, or the one that answers lacks room. Each
+test prints after how many seconds the fault shows, and the log's line."""
 
 import importlib.util
 import random
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ import openai
 import psutil
 import pytest
 from test_apart import (
+    HITS,
     READ,
     apart,
     ask,
@@ -44,8 +46,14 @@ PATIENCE = 60.0
 """Seconds within which a fault must show."""
 LEASE = 6
 """Seconds that a server keeps pages for who does not ask for them; 30 by default."""
+SMALL = ("--max-model-len", "400", "--kv-cache-memory-bytes", str(12 << 20))
+"""A cache that holds few prompts with their answers."""
+PROMPT, AT_ONCE, ADDED = 250, 4, 40
+"""Tokens of a prompt, how many are answered at once, and the new tokens of each, which
+need a page more."""
 EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
 FAILED = "vllm:nixl_num_failed_transfers_total"
+PREEMPTIONS = "vllm:num_preemptions_total"
 
 
 def prompts(count: int, length: int = 70) -> list[list[int]]:
@@ -181,3 +189,25 @@ def test_revisions_that_differ(engines: Engines, release: str) -> None:
         said(answers, "compatibility hash mismatch")
         for one in (reads, answers):
             assert ask(one, prompt, 1).choices[0].token_ids
+
+
+@pytest.mark.shows("a preempted answer of pages that were fetched", "equal")
+def test_an_answer_that_is_preempted(engines: Engines, release: str) -> None:
+    """Its prompt is computed again where it is answered."""
+    start = partial(server_of, engines, release)
+    asked = prompts(AT_ONCE, PROMPT)
+    with (
+        start("kv_producer", "xpu") as reads,
+        start("kv_consumer", "xpu", *SMALL) as answers,
+    ):
+        for one in (reads, answers):
+            one.wait()
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            given = list(
+                pool.map(lambda prompt: apart(reads, answers, prompt, ADDED), asked)
+            )
+        assert answers.metric(HITS) >= PROMPT
+        print(f"{answers.metric(PREEMPTIONS):.0f} preemptions")
+        assert answers.metric(PREEMPTIONS) > 0, answers.log
+        for answer, prompt in zip(given, asked, strict=True):
+            check_same_tokens(answer, ask(reads, prompt, ADDED))

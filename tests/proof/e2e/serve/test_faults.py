@@ -112,13 +112,12 @@ def test_a_second_server_on_the_same_port_ends(
 @pytest.mark.shows("more requests than the queue takes", "refused")
 @pytest.mark.full
 def test_a_full_queue_refuses_and_sigterm_waits_for_answers(
-    engines: Engines, release: str, record_property: Callable[[str, object], None]
+    engines: Engines, release: str
 ) -> None:
     """An answer that takes longer than --shutdown-timeout never comes, and the server
     does not end while its client waits (vllm#36964)."""
     site = engines.installed(load(engines.project)[release], patched=True)
     if LIMITED not in (site / "vllm/engine/arg_utils.py").read_text():
-        record_property("shows", "no such option")
         pytest.skip(f"{release} has no {LIMITED}")
     flags = (LIMITED, str(QUEUE), "--shutdown-timeout", str(int(PATIENCE)))
     with Server(engines, release, *flags) as server:

@@ -48,7 +48,7 @@ def test_v41(engines: Engines, release: str, drafts: str) -> None:
     """The completion has the engine's own tokens; the chat is V4.1's encoding, and has
     the tokens of a completion of it."""
     if not engines.has_v41(release):
-        pytest.skip(f"{release} refuses V4.1 on XPU")
+        pytest.skip(f"{release} has no V4.1")
     sizes = tuple(pair for pair in SERVER if pair[0] != "skip_tokenizer_init")
     engine = engines.serve(release, Job("V4.1", ((PROMPT,),), sizes, checkpoint=V41))
     flags, name = V41_FLAGS, V41
@@ -119,7 +119,7 @@ def test_an_image(engines: Engines, release: str, drafts: str) -> None:
     """Hugging Face's model with our tower chooses the answer's tokens, wherever it is
     sure; another image has another answer."""
     if not engines.has_step(release, "vision-model"):
-        pytest.skip(f"{release} refuses V4 Vision on XPU")
+        pytest.skip(f"{release} has no V4 Vision")
     twin = engines.twin_of("vision")
     assert isinstance(twin, VisionTwin)
     # The default hash needs a package that nothing else here does.
