@@ -7,6 +7,7 @@ from functools import cache, partial
 import torch
 
 from kernels.reference.moe.experts import routed_experts as reference
+from kernels.xpu_dsv4.moe._experts_formats import FP8, INT4, MXFP4
 from kernels.xpu_dsv4.moe.experts import (
     arrange_fp8_experts,
     arrange_int4_experts,
@@ -21,9 +22,9 @@ from .experts_layer import LIMIT, Experts, Sizes, Step, layer_of, step_of
 
 TOKENS = (1, 16, 64)
 ARRANGE = {
-    "mxfp4": arrange_mxfp4_experts,
-    "fp8": arrange_fp8_experts,
-    "int4": arrange_int4_experts,
+    MXFP4: arrange_mxfp4_experts,
+    FP8: arrange_fp8_experts,
+    INT4: arrange_int4_experts,
 }
 
 
@@ -89,7 +90,7 @@ def cases(competitors: Competitors, device: torch.device) -> Iterator[Case]:
         for tokens in TOKENS[: 1 if small else None]:
             distinct = sizes.experts * (1 - (1 - sizes.topk / sizes.experts) ** tokens)
             yield Case(
-                "experts" if form == "mxfp4" else f"experts {form}",
+                "experts" if form is MXFP4 else f"experts {form.name}",
                 tokens,
                 0,
                 0,

@@ -7,6 +7,8 @@ from functools import cache
 
 import torch
 
+from kernels.xpu_dsv4.moe._experts_formats import FP8, INT4, MXFP4, Format
+
 LIMIT = 10.0
 
 
@@ -18,17 +20,15 @@ class Sizes:
     topk: int = 6
     hidden: int = 4096
     intermediate: int = 2048
-    form: str = "mxfp4"
+    form: Format = MXFP4
 
     @property
     def expert_bytes(self) -> int:
         """Bytes of an expert: three products, codes and scales."""
         values = 3 * self.hidden * self.intermediate
-        if self.form == "fp8":
-            return values + 4 * values // 128**2
-        if self.form == "int4":
-            return values // 2 + 2 * values // 128
-        return values * 17 // 32
+        block = self.form.columns * self.form.values
+        scale: int = self.form.scales.itemsize
+        return self.form.width(values) + values // block * scale
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def layer_of(sizes: Sizes, device: torch.device) -> Layer:
     def part(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         count = sizes.experts
         options = {"device": device}
-        if sizes.form == "fp8":
+        if sizes.form is FP8:
             codes = torch.randint(0, 127, (count, rows, width), **options)
             sign = torch.randint(0, 2, (count, rows, width), **options) << 7
             blocks = torch.rand(count, -(-rows // 128), -(-width // 128), **options)
@@ -70,7 +70,7 @@ def layer_of(sizes: Sizes, device: torch.device) -> Layer:
         codes = torch.randint(
             256, (count, rows, width // 2), dtype=torch.uint8, **options
         )
-        if sizes.form == "int4":
+        if sizes.form is INT4:
             groups = torch.rand(count, rows, -(-width // 128), **options)
             return codes, (0.01 * (1 + groups)).bfloat16()
         shape = (count, rows, width // 32)

@@ -17,6 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.xpu_dsv4.moe._experts_formats import MXFP4
+
 from ..files import WHEEL_FOLDER
 from ..workload import Competitors
 from .experts_layer import LIMIT, Experts, Layer, Sizes, Step
@@ -114,7 +116,7 @@ def marlin(
     device = layer.w2.device
     cores = torch.cuda.get_device_properties(device).multi_processor_count
     locks = torch.zeros(4 * cores, dtype=torch.int32, device=device)
-    kind = getattr(orders[0].scalar_types, MARLIN_TYPES[sizes.form]).id
+    kind = getattr(orders[0].scalar_types, MARLIN_TYPES[sizes.form.name]).id
 
     def product(
         x: torch.Tensor,
@@ -297,7 +299,7 @@ def implementations(
             competitors.load(UTILS + names[1]),
         )
         yield "Marlin", marlin(sizes, layer, orders), ""
-        if sizes.form != "mxfp4":
+        if sizes.form is not MXFP4:
             return
         kernels = competitors.load(FUSED_MOE)
         yield "fused_moe_kernel", fused_moe(sizes, layer, kernels), "weights in bf16"

@@ -77,7 +77,7 @@ def soak_lines(folder: Path) -> list[str]:
 
     answers = {
         name: torch.load(folder / f"{name}.pt", weights_only=False)["tokens"][1:]
-        for name in ("eager", "graphs", "streams", "triton")
+        for name in ("eager", "graphs")
         if (folder / f"{name}.pt").is_file()
     }
     if "eager" not in answers:

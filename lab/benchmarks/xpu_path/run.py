@@ -135,7 +135,8 @@ def main() -> None:
             f"no job is called {', '.join(unknown)}; there are {', '.join(JOBS)}"
         )
     started = time.monotonic()
-    arguments.work.mkdir(parents=True, exist_ok=True)
+    for folder in (arguments.work, arguments.out):
+        folder.mkdir(parents=True, exist_ok=True)
     jobs = [JOBS[name] for name in arguments.jobs or ON_ONE]
     unpack(arguments.carried, arguments.work, jobs)
     print(f"unpacked in {time.monotonic() - started:.0f} s", flush=True)
