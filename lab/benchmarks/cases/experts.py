@@ -86,7 +86,7 @@ def cases(competitors: Competitors, device: torch.device) -> Iterator[Case]:
     """Decode of a few tokens; traffic is that of the experts that are chosen."""
     small = device.type == "cpu"
     for form in ARRANGE:
-        sizes = Sizes(8, 2, 64, 32, form) if small else Sizes(form=form)
+        sizes = Sizes(8, 2, 128, 128, form) if small else Sizes(form=form)
         for tokens in TOKENS[: 1 if small else None]:
             distinct = sizes.experts * (1 - (1 - sizes.topk / sizes.experts) ** tokens)
             yield Case(
