@@ -288,6 +288,8 @@ def _layer(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
                     **{kind: ranks},
                 ),
             )
+    for name, made in cases_layer.mxfp8_calls(tokens):
+        yield f"mxfp8 {name}", made
     yield (
         "nvfp4",
         call(

@@ -284,19 +284,20 @@ def _run_backend(
     (work / "dist").mkdir()
     # Not in the tree, whose folders the backend must not find. What it prints is there,
     # too: if a build fills the memory that it is in, the reason can still be read.
-    home = server.folder(cache, BACKEND, _write_backend)
-    result = server.complete(
-        [
-            *(str(home / _SCRIPT), str(work / "dist")),
-            f"--py-limited-api={LIMITED_API}",
-            # Its members are read here, and packed anew if it ships.
-            "--compression=stored",
-        ],
-        cwd=source,
-        env=clean_environment(**build_variables(work, version)),
-        output=home / f"{version}.txt",
-        limit=TIMEOUT,
-    )
+    with cache.scratch() as home:
+        (home / _SCRIPT).write_text(_BACKEND)
+        result = server.complete(
+            [
+                *(str(home / _SCRIPT), str(work / "dist")),
+                f"--py-limited-api={LIMITED_API}",
+                # Its members are read here, and packed anew if it ships.
+                "--compression=stored",
+            ],
+            cwd=source,
+            env=clean_environment(**build_variables(work, version)),
+            output=home / "output.txt",
+            limit=TIMEOUT,
+        )
     if result.returncode != 0:
         if NO_COMPILER.search(result.output):
             raise EnvironmentProblem(
@@ -308,8 +309,3 @@ def _run_backend(
             f"the build failed with exit status {result.returncode}",
             detail=result.last_lines(40),
         )
-
-
-def _write_backend(folder: Path) -> None:
-    with writing(folder):
-        (folder / _SCRIPT).write_text(_BACKEND)

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds, lints and tests trees, keeps what passed, and says what is proven."""
 
+import contextlib
+import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -10,7 +13,7 @@ import msgspec
 from stack.base.store import Store
 from stack.builds.build import build, build_version, compare, expected_build, found
 from stack.builds.installed import Build
-from stack.core.cache import Cache
+from stack.core.cache import Cache, writing
 from stack.core.process import Runner
 from stack.core.project import Project
 from stack.lint.linter import Linter, lint_key, steps_are_typed
@@ -46,7 +49,8 @@ class Checker:
     the server of builds and step tests, and the linter.
 
     Any number of threads may use it. An exception in its block, an interrupt included,
-    ends its processes; the end of the block ends the servers.
+    ends its processes; the end of the block ends the servers and removes what was laid
+    out.
 
     Where a tree is asked for, `last` is the number of steps of the whole series: the
     version of its build says which step it is, unless it has all of them.
@@ -57,6 +61,8 @@ class Checker:
         self.support, self.runner = Support.of(project), Runner()
         self.server = warm_server(self.runner)
         self._linter = Linter(self.runner, self.store)
+        self._stack, self._guard = contextlib.ExitStack(), threading.Lock()
+        self._laid_out: Path | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -66,6 +72,22 @@ class Checker:
             self.runner.stop()
         self._linter.close()
         self.server.close()
+        self._stack.close()
+
+    def laid_out(self) -> Path:
+        """The folder that has the support of step tests, for all runs: what one of them
+        compiles the others take.
+
+        Raises:
+            EnvironmentProblem: the disk is full, or writing there is denied.
+        """
+        with self._guard:
+            if self._laid_out is None:
+                folder = self._stack.enter_context(self.cache.scratch())
+                with writing(folder):
+                    self.support.lay_out(folder)
+                self._laid_out = folder
+            return self._laid_out
 
     def planned(self, tree: Tree, last: int) -> Build:
         """The build that a tree has or would have; it is not looked at."""
@@ -167,7 +189,8 @@ class Checker:
         for tree in (before, after):
             if tree is not None:
                 self.build(tree, last)
-        return self.keep(test.key, test.run(self.server, self.cache))
+        done = test.run(self.server, self.cache, self.laid_out())
+        return self.keep(test.key, done)
 
     def proofs(self, series: Series) -> list[Proof]:
         """What is proven of each step of a series, by its trees; nothing runs.

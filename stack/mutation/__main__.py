@@ -31,9 +31,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("steps", nargs="+", metavar="STEP", help="a step's slug")
     parser.add_argument(
         "--only",
-        default="",
+        action="append",
         metavar="TEXT",
-        help="plant only faults whose line, as printed, has the text",
+        help="plant only faults whose line, as printed, has this or another --only",
     )
     parser.add_argument(
         "--list", action="store_true", help="print the faults; run nothing"
@@ -63,7 +63,8 @@ def _run(cache: Cache, options: argparse.Namespace) -> int:
             faults = [
                 (fault, line)
                 for fault in planted(checker.store, tree)
-                if options.only in (line := str(fault))
+                for line in [str(fault)]
+                if any(text in line for text in options.only or [""])
             ]
             print(f"{tree.slug}: {len(faults)} faults", flush=True)
             if options.list:
@@ -90,7 +91,6 @@ def _run(cache: Cache, options: argparse.Namespace) -> int:
 def _trial(checker: Checker, work: Path, tree: StepTree, last: int) -> Trial:
     return Trial(
         checker.server,
-        checker.cache,
         work,
         tree.step,
         checker.build(tree, last),

@@ -2,6 +2,7 @@
 """Runs a step's test on an installed tree of which one module has a fault."""
 
 import difflib
+import functools
 import shlex
 import time
 from collections.abc import Iterator
@@ -12,11 +13,10 @@ import msgspec
 
 from stack.base.store import Store
 from stack.builds.installed import Build, byte_code_path
-from stack.core.cache import Cache
 from stack.core.errors import CheckFailed
 from stack.core.files import link_or_copy
 from stack.core.process import clean_environment
-from stack.forks.server import Server
+from stack.forks.server import Ahead, ProgramExit, Server
 from stack.mutation.mutants import Mutant, mutants
 from stack.series.tree import KERNEL_HOME, PLUGIN_HOME, Step, StepTree
 from stack.steptest.environment import NOT_COMPILED, vllm_variables
@@ -26,7 +26,7 @@ from stack.steptest.step_test import CPU, LIMIT, XPU, Platform
 from stack.steptest.verdict import ModuleRun, judge_alone, judge_on_cpu
 
 _PYTEST_OPTIONS = shlex.split(
-    f"-p no:cacheprovider -p {PLUGIN} -c pytest.ini --rootdir . -q -x --tb=line"
+    f"-p {PLUGIN} -c pytest.ini --rootdir . -q -x --failed-first --tb=line"
     " --strict-markers --no-header"
 )
 _LEAST, _TIMES = 20.0, 4.0
@@ -91,8 +91,8 @@ def added_lines(old: str, new: str) -> set[int]:
 class Trial:
     """A step's test on a copy of its tree, whose files are links to those of the build.
 
-    Imports are not shared between runs: a run would keep the module as another one saw
-    it.
+    Runs share imports that read nothing of the module: they would keep it without the
+    fault. The test that saw the last fault goes first.
 
     Args:
         work: an empty folder on the disk of the build.
@@ -102,17 +102,17 @@ class Trial:
     def __init__(
         self,
         server: Server,
-        cache: Cache,
         work: Path,
         step: Step,
         build: Build,
         material: Material,
         kernels: str,
     ) -> None:
-        self._server, self._cache, self._work = server, cache, work
+        self._server, self._work = server, work
         self._step, self._material, self._kernels = step, material, kernels
         self._site, self._limit = work / "site", LIMIT
         material.lay_out(work / "tests")
+        material.support.lay_out(work / "support")
         for file in build.installed.rglob("*"):
             if file.is_file():
                 target = self._site / file.relative_to(build.installed)
@@ -145,7 +145,7 @@ class Trial:
         whole = module.read_bytes()
         try:
             self._write(fault.path, fault.mutant.source.encode())
-            return not self._problems()
+            return not self._problems(str(module))
         finally:
             self._write(fault.path, whole)
 
@@ -156,38 +156,58 @@ class Trial:
             (self._site / name).unlink(missing_ok=True)
         (self._site / path).write_bytes(content)
 
-    def _problems(self) -> tuple[str, ...]:
-        """Why the test is red, on the emulated XPU or then on vLLM's CPU platform."""
-        problems = judge_alone(self._run(XPU))
+    def _problems(self, module: str = "") -> tuple[str, ...]:
+        """Why the test is red, on the emulated XPU or then on vLLM's CPU platform, if a
+        module has a fault, or none."""
+        share = module not in self._read_by_imports
+        problems = judge_alone(self._run(XPU, share))
         if not problems and self._material.any_platform:
-            problems = judge_on_cpu(None, self._run(CPU))
+            problems = judge_on_cpu(None, self._run(CPU, share=False))
         return problems
 
-    def _run(self, platform: Platform) -> ModuleRun:
-        outcomes, files = self._work / "outcomes.json", self._material.support
+    @functools.cached_property
+    def _read_by_imports(self) -> frozenset[str]:
+        """The paths of all files that imports read which runs may share."""
+        nothing, reads = self._work / "nothing.py", self._work / "reads.txt"
+        nothing.touch()
+        self._start([str(nothing)], XPU, share=True, reads=reads)
+        return frozenset(reads.read_text().splitlines())
+
+    def _run(self, platform: Platform, share: bool) -> ModuleRun:
+        outcomes = self._work / "outcomes.json"
         outcomes.unlink(missing_ok=True)
-        path = [
-            self._site,
-            self._server.folder(self._cache, files.digest, files.lay_out),
-        ]
-        own = self._work / "own"
-        own.mkdir(exist_ok=True)
-        variables = vllm_variables(self._kernels, platform.entry_point, own, path)
-        switch = {} if self._material.compiled else NOT_COMPILED
-        ended = self._server.run(
-            ["pytest", *_PYTEST_OPTIONS, "-p", platform.plugin, self._material.module],
-            cwd=self._work / "tests",
-            path=path,
-            env=clean_environment(
-                **{**ENVIRONMENT, **variables, **switch},
-                TMPDIR=str(own),
-                XPUSTACK_OUTCOMES=str(outcomes),
-            ),
-            output=self._work / "output.txt",
-            limit=self._limit,
-        )
+        words = ["pytest", *_PYTEST_OPTIONS, "-p", platform.plugin]
+        ended = self._start([*words, self._material.module], platform, share)
         try:
             run = msgspec.json.decode(outcomes.read_bytes(), type=ModuleRun)
         except (FileNotFoundError, msgspec.DecodeError):
             return ModuleRun(crash=f"it ended with {ended.status}")
-        return ModuleRun(crash="it did not end") if ended.late or ended.died else run
+        return ModuleRun(crash="it did not end") if ended.late else run
+
+    def _start(
+        self,
+        words: list[str],
+        platform: Platform,
+        share: bool,
+        reads: Path | None = None,
+    ) -> ProgramExit:
+        """Run a program beside the test on the tree as it is."""
+        path, own = [self._site, self._work / "support"], self._work / "own"
+        own.mkdir(exist_ok=True)
+        variables = vllm_variables(self._kernels, platform.entry_point, own, path)
+        switch = {} if self._material.compiled else NOT_COMPILED
+        variables = {**ENVIRONMENT, **variables, **switch, "TMPDIR": str(own)}
+        ahead = None
+        if share and platform.ahead and not self._material.compiled:
+            ahead = Ahead([platform.ahead], clean_environment(**variables))
+        outcomes = self._work / "outcomes.json"
+        return self._server.run(
+            words,
+            cwd=self._work / "tests",
+            path=path,
+            env=clean_environment(**variables, XPUSTACK_OUTCOMES=str(outcomes)),
+            output=self._work / "output.txt",
+            limit=self._limit,
+            ahead=ahead,
+            reads=reads,
+        )

@@ -91,11 +91,14 @@ class StepTest:
         )
         return f"test-{key}"
 
-    def run(self, server: Server, cache: Cache) -> Result:
+    def run(self, server: Server, cache: Cache, support: Path) -> Result:
         """Run the module on both trees, or on `after` alone, and judge.
 
         On both trees its tests marked `any_platform` also run on vLLM's CPU platform,
         where no emulation can hide that the step changes another platform.
+
+        Args:
+            support: where the material's support is laid out.
 
         Raises:
             EnvironmentProblem: the disk is full, or no process can be started.
@@ -104,12 +107,12 @@ class StepTest:
         with cache.scratch() as work:
             self.material.lay_out(work / "tests")
             if self.before is None:
-                second = self._run_module(server, cache, work, self.after, XPU)
+                second = self._run_module(server, support, work, self.after, XPU)
                 return self._result(judge_alone(second), None, second, ())
-            first = self._run_module(server, cache, work, self.before, XPU)
-            second = self._run_module(server, cache, work, self.after, XPU)
+            first = self._run_module(server, support, work, self.before, XPU)
+            second = self._run_module(server, support, work, self.after, XPU)
             on_cpu = tuple(
-                self._run_module(server, cache, work, build, CPU)
+                self._run_module(server, support, work, build, CPU)
                 for build in (self.before, self.after)
                 if self.material.any_platform
             )
@@ -125,7 +128,12 @@ class StepTest:
         return self._result(problems, first, second, on_cpu)
 
     def _run_module(
-        self, server: Server, cache: Cache, work: Path, build: Build, platform: Platform
+        self,
+        server: Server,
+        support: Path,
+        work: Path,
+        build: Build,
+        platform: Platform,
     ) -> ModuleRun:
         """Run the module on one tree. Neither the repository nor the caller's folder is
         on the path, so `import vllm` can only find the wheel."""
@@ -133,8 +141,6 @@ class StepTest:
         reads = work / "reads.txt"
         for file in (outcomes, reads):
             file.unlink(missing_ok=True)
-        files = self.material.support
-        support = server.folder(cache, files.digest, files.lay_out)
         path = [build.installed, support]
         compiled = self.material.compiled
 
@@ -172,8 +178,7 @@ class StepTest:
             crash=crash,
             output=tuple(printed.rstrip().splitlines()[-_SHOWN:]),
             seconds=pytest_exit.seconds,
-            notes=pytest_exit.notes,
-            reads=tuple(files.read_by(opened, support)),
+            reads=tuple(self.material.support.read_by(opened, support)),
         )
 
     def _result(
@@ -191,7 +196,6 @@ class StepTest:
             for when, run in runs
             if run is not None and run.seconds > TARGET
         ]
-        notes += [note for _, run in runs if run is not None for note in run.notes]
         skipped = [test for test in second.tests if test.outcome == "skipped"]
         notes += [f"skipped: {test.name}: {test.text}" for test in skipped]
         summary = f"{len(second.tests)} tests"
@@ -226,8 +230,6 @@ def _crash(pytest_exit: ProgramExit, run: ModuleRun | None) -> str:
     """Why the outcomes of a run do not count, empty if they do."""
     if pytest_exit.late:
         return f"killed after {LIMIT:.0f} s"
-    if pytest_exit.died:
-        return pytest_exit.died
     uncollected = run is not None and any(
         problem.outcome == "failed" for problem in run.collection
     )

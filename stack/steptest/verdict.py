@@ -44,15 +44,14 @@ class CollectionProblem(msgspec.Struct, frozen=True):
 
 class ModuleRun(msgspec.Struct, frozen=True):
     """A test module on one tree. `crash` says why pytest's outcomes do not count,
-    `output` is the end of what it printed, `notes` are for people to read, `reads` are
-    the names of the files of `material.Support` that it read."""
+    `output` is the end of what it printed, `reads` are the names of the files of
+    `material.Support` that it read."""
 
     tests: tuple[Test, ...] = ()
     collection: tuple[CollectionProblem, ...] = ()
     crash: str = ""
     output: tuple[str, ...] = ()
     seconds: float = 0.0
-    notes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
 
 

@@ -27,10 +27,17 @@ from stack.series.revision import require_recorded
 from stack.series.static import changed_lines, new_file_lines
 from stack.series.tree import BaseTree, Series
 from stack.upstream.branches import branch_of, require_free, require_room
-from stack.upstream.folder import ExportState, Place, previous_export, write_export
+from stack.upstream.folder import (
+    ExportState,
+    Place,
+    known_needs,
+    previous_export,
+    write_export,
+)
 from stack.upstream.form import is_kernel
 from stack.upstream.labels import RULES, labels
 from stack.upstream.notes import Notes, read_notes
+from stack.upstream.pairs import Conflicts, conflicting
 from stack.upstream.preconditions import (
     require_checked,
     require_clean,
@@ -40,16 +47,21 @@ from stack.upstream.preconditions import (
 from stack.upstream.pull_request import PullRequest, title_problem
 from stack.upstream.search import Standings
 from stack.upstream.texts import TEMPLATE, Template, texts
-from stack.upstream.trees import Person, UpstreamForms, upstream_trees
+from stack.upstream.trees import FIRST, Person, UpstreamForms, upstream_trees
+
+ROWS = "docs/data/requests.csv"
+"""Where the steps of a release were found to stand."""
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The result. `changed` is False where the folder already held the same export."""
+    """The result. `conflicts` has the pairs of branches that stand alone and do not
+    merge; `changed` is False where the folder already held the same export."""
 
     directory: Path
     state: ExportState
     requests: tuple[PullRequest, ...]
+    conflicts: Conflicts
     changed: bool
 
 
@@ -103,7 +115,8 @@ def export(
     with Checker(project, cache) as checker:
         if clone is not None:
             require_imports(checker, series, base)
-        found = Standings(checker, series, base, _recorded(project, series))
+        known = known_needs(project.root / ROWS, release.name)
+        found = Standings(checker, series, base, _recorded(project, series), known)
         requests = tuple(_requests(project, found, wanted, notes))
     for request in requests:
         for title in (request.title, *(step.subject for step in request.steps)):
@@ -120,7 +133,8 @@ def export(
         request.standing.series for request in standing if request.standing.series
     ]
     whole = None if slugs else found.together()
-    forms = UpstreamForms.of(project, store, [*tested, *([whole] if whole else [])])
+    every = [*tested, *([whole] if whole else [])]
+    forms = UpstreamForms.of(project, store, series, every)
 
     def exported(checked: Series) -> Series:
         return upstream_trees(project, store, forms, checked, parent, person, assistant)
@@ -132,10 +146,10 @@ def export(
     }
     if whole is not None:
         # The types of all branches at once: mypy takes 30 s for each.
-        require_clean(project, cache, [exported(whole)], types=True)
-    every = list(branches.values())
-    hooks = require_clean(project, cache, every, types=whole is None)
-    own = test_commits(project, cache, every) if bisect else {}
+        require_clean(project, cache, base, forms.common, [exported(whole)], types=True)
+    ends = list(branches.values())
+    hooks = require_clean(project, cache, base, forms.common, ends, types=whole is None)
+    own = test_commits(project, cache, ends) if bisect else {}
     requests = tuple(
         _exported(store, request, branches[request.slug], hooks, own)
         if request.slug in branches
@@ -145,16 +159,24 @@ def export(
     commits = {
         request.branch: branches[request.slug].tip.commit for request in standing
     }
+    if ends and (first := ends[0].base.commit) != parent:
+        commits = {branch_of(FIRST): first, **commits}
+    alone = {
+        request.slug: branches[request.slug]
+        for request in standing
+        if not request.needs
+    }
+    conflicts = conflicting(store, base, alone)
     place = Place(store, base, parent, clone, bundle)
     template = Template.read(_text(store, base, TEMPLATE))
-    said = partial(texts, template, requests, base.release.name, str(person))
+    said = partial(texts, template, requests, conflicts, base.release.name, str(person))
     if previous and previous.same(parent, commits, said(previous.number)):
-        return ExportResult(directory, previous, requests, changed=False)
+        return ExportResult(directory, previous, requests, conflicts, changed=False)
     if clone is not None and not bundle:
         require_free(clone, commits, previous.branches if previous else {})
     cache.progress(f"writing the export to {directory}")
     state = write_export(place, commits, said, person, directory, previous)
-    return ExportResult(directory, state, requests, changed=True)
+    return ExportResult(directory, state, requests, conflicts, changed=True)
 
 
 def standings(

@@ -26,9 +26,9 @@ from stack.core.repository import HEADS
 from stack.core.rows import csv_text, read_rows
 from stack.series.tree import BaseTree, Step
 from stack.series.worktree import BASE
-from stack.upstream.branches import bundle, publish
+from stack.upstream.branches import branch_of, bundle, publish
 from stack.upstream.pull_request import PullRequest, requests_rows
-from stack.upstream.trees import Person
+from stack.upstream.trees import FIRST, Person
 
 REPOSITORY = "repository"
 MAILS = "mails"
@@ -134,10 +134,13 @@ def write_export(
             git = Checkout(place.clone.view.directory, work_tree=temporary)
         if previous is not None:
             _range_diff(git, place, directory, temporary, previous, branches)
+        first = branches.get(branch_of(FIRST), place.parent)
         for branch, commit in branches.items():
             mails = temporary / MAILS / branch.rpartition("/")[2]
             mails.mkdir(parents=True)
-            git.format_patches(place.parent, commit, mails)
+            git.format_patches(
+                place.parent if commit == first else first, commit, mails
+            )
         for file, text in texts(number).items():
             (temporary / file).parent.mkdir(exist_ok=True)
             (temporary / file).write_text(text, encoding="utf-8")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold before an export is written: checks, hooks, single commits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -51,12 +52,11 @@ def require_imports(checker: Checker, series: Series, base: BaseTree) -> None:
     """
     if IMPORT_IS_THE_DEFECT.intersection(tree.slug for tree in series.steps):
         return
-    built, cache, files = checker.build(base, NO_TIP), checker.cache, checker.support
+    built, cache = checker.build(base, NO_TIP), checker.cache
     cache.progress(f"importing vLLM of {base.release.name}")
     with cache.scratch() as work:
         output = work / "output.txt"
-        support = checker.server.folder(cache, files.digest, files.lay_out)
-        path = [built.installed, support]
+        path = [built.installed, checker.laid_out()]
         kernels = base.release.xpu_kernels.version
         variables = vllm_variables(kernels, XPU.entry_point, work, path)
         done = checker.server.run(
@@ -70,21 +70,28 @@ def require_imports(checker: Checker, series: Series, base: BaseTree) -> None:
             limit=LIMIT,
         )
         printed = output.read_text("utf-8", "replace") if output.is_file() else ""
-    if done.status or done.died:
+    if done.status:
         raise CheckFailed(
             "DeepSeek-V4 does not import from the base, so no step can be tested there",
             release=base.release.name,
-            detail=printed.rstrip().splitlines()[-_SHOWN:] or [done.died],
+            detail=printed.rstrip().splitlines()[-_SHOWN:],
             hint="a commit that imports, with what requirements/constraints.txt pins",
         )
 
 
 def require_clean(
-    project: Project, cache: Cache, every: Sequence[Series], types: bool
+    project: Project,
+    cache: Cache,
+    base: BaseTree,
+    first: Iterable[str],
+    every: Sequence[Series],
+    types: bool,
 ) -> dict[str, str]:
     """Run the base's own hooks on everything that exported tips change.
 
     Args:
+        base: without the first commit of an export.
+        first: what that brings.
         types: whether mypy runs, too.
 
     Returns:
@@ -96,7 +103,8 @@ def require_clean(
     summaries = {}
     with Checker(project, cache) as checker:
         for exported in every:
-            base, tip = exported.base, exported.tip
+            tip = exported.steps[-1]
+            tip = replace(tip, changed=tuple(sorted({*tip.changed, *first})))
             if checker.known_lint("tip", base, tip, types=types) is None:
                 cache.progress(
                     f"running the base's own hooks on the exported {tip.label}"
@@ -139,7 +147,7 @@ def _test_commit(checker: Checker, tree: StepTree) -> Result:
         key = f"export-{test.key}"
         if known := checker.stored(key, "test", name, step.slug):
             return known
-        result = test.run(checker.server, cache)
+        result = test.run(checker.server, cache, checker.laid_out())
     if result.status != "passed":
         raise CheckFailed(
             "the exported commit fails its own test",

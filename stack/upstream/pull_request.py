@@ -12,6 +12,7 @@ from stack.series.result import Figure, Result
 from stack.series.tree import Step
 from stack.upstream.notes import Notes
 from stack.upstream.standing import Standing
+from stack.upstream.trees import FIRST_SUBJECT
 
 TEXTS = "pull-requests"
 """The folder of the descriptions."""
@@ -104,7 +105,8 @@ class PullRequest:
         """The subjects of the commits that its branch has below its own."""
         series = self.standing.series
         own = len(self.commits)
-        return [tree.step.subject for tree in series.steps[:-own]] if series else []
+        steps = [tree.step.subject for tree in series.steps[:-own]] if series else []
+        return [FIRST_SUBJECT, *steps]
 
     @property
     def short(self) -> str:

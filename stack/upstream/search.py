@@ -37,12 +37,15 @@ class Standings:
         base: where the steps are to stand.
         recorded: the earlier steps that a person named for a step, which no search
             finds.
+        known: what steps needed when they were looked for before. A step whose test is
+            red and green there stands so; another is looked for anew.
     """
 
     checker: Checker
     source: Series
     base: BaseTree
     recorded: Mapping[str, Slugs] = field(default_factory=dict)
+    known: Mapping[str, Slugs] = field(default_factory=dict)
     _found: dict[str, Standing] = field(default_factory=dict)
     _stacks: dict[Slugs, "Tree | CarriedStep"] = field(default_factory=dict)
     _varied: set[str] = field(default_factory=set)
@@ -57,6 +60,12 @@ class Standings:
         if slug not in self._found:
             self._found[slug] = self._find(self._steps[slug])
         return self._found[slug]
+
+    def branch(self, slug: str) -> StepTree | None:
+        """The tree of a step that stands, after what it needs alone; None if that does
+        not merge."""
+        end = self._stack(self.of(slug).needs, self._steps[slug])
+        return end if isinstance(end, StepTree) else None
 
     def together(self) -> Series | None:
         """All steps that were found to stand, on one another in the order of the
@@ -81,6 +90,8 @@ class Standings:
         ]
         if missing:
             return Standing(step, "waits", evidence=f"for {', '.join(missing)}")
+        if (as_before := self._as_known(step, named)) is not None:
+            return as_before
         needs = self._closure(named)
         while isinstance(end := self._stack(needs, step), CarriedStep):
             if end.verdict == "upstream":
@@ -103,6 +114,17 @@ class Standings:
         merges = partial(self._merges, step=step)
         needs = fewest(named, needs, self._closure, merges)
         return self._tested(step, named, needs)
+
+    def _as_known(self, step: StepTree, named: Sequence[str]) -> Standing | None:
+        """The standing on what was found before; None if it does not stand so."""
+        earlier = {tree.slug for tree in step.parent.applied}
+        if step.slug not in self.known or not earlier.issuperset(self.known[step.slug]):
+            return None
+        needs = self._closure([*named, *self.known[step.slug]])
+        if not self._merges(needs, step):
+            return None
+        green = self._test(needs, step).status == "passed"
+        return self._standing(step, needs) if green else None
 
     def _tested(self, step: StepTree, named: Sequence[str], needs: Slugs) -> Standing:
         """The standing on the smallest set, `needs` or more, on which the step's own

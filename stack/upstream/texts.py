@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from stack.core.markdown import rendered
 from stack.core.rows import csv_text
 from stack.series.static import LARGE
+from stack.upstream.branches import branch_of
 from stack.upstream.form import TEST_HOME
+from stack.upstream.pairs import Conflicts
 from stack.upstream.pull_request import TEXTS, PullRequest, requests_rows
+from stack.upstream.trees import FIRST, FIRST_MESSAGE
 
 TEMPLATE = ".github/PULL_REQUEST_TEMPLATE.md"
 _COLLAPSE = 4
@@ -51,6 +54,7 @@ class Template:
 def texts(
     template: Template,
     requests: Sequence[PullRequest],
+    conflicts: Conflicts,
     base: str,
     person: str,
     number: int,
@@ -61,9 +65,11 @@ def texts(
         for request in requests
         if request.for_upstream and request.standing.state == "stands"
     }
+    first = {"template": template, "message": FIRST_MESSAGE, "test_home": TEST_HOME}
     return {
+        f"{TEXTS}/{FIRST}.md": rendered("stack.upstream", "first.md", first),
         **described,
-        "cover.md": cover(requests, base, number, person),
+        "cover.md": cover(requests, conflicts, base, number, person),
         "requests.csv": csv_text(requests_rows(requests)),
     }
 
@@ -74,14 +80,24 @@ def describe(request: PullRequest, template: Template, base: str) -> str:
     return rendered("stack.upstream", "request.md", values)
 
 
-def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) -> str:
+def cover(
+    requests: Sequence[PullRequest],
+    conflicts: Conflicts,
+    base: str,
+    number: int,
+    person: str,
+) -> str:
     """The cover letter: the pull requests, their order, and what is left to do."""
     order: dict[str, list[str]] = {heading: [] for heading in _ORDER}
     for request in requests:
         heading, why = _what_next(request, requests)
         order[heading].append(f"`{request.slug}`{f': {why}' if why else ''}")
+    alone = sum(each.stands == "alone" for each in requests)
     values = {
         "requests": requests,
+        "conflicts": conflicts,
+        "pairs": alone * (alone - 1) // 2,
+        "first": branch_of(FIRST),
         "order": order,
         "base": base,
         "number": number,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trees of a series in upstream's form: one commit per step.
 
-Each is its step's tested tree with the kernels in upstream's form, the tests of
-the steps so far, and the CI jobs that run them. Commits carry the
+Each is its step's tested tree with the kernels in upstream's form and the tests of the
+steps so far. They stand on one first commit, the same below every branch: what the
+tests of the whole release share, and the CI jobs that run them. Commits carry the
 exporter's name and sign-off in place of this stack's trailers.
 """
 
@@ -29,6 +30,16 @@ from stack.upstream.form import (
     tidy,
 )
 
+TESTS = "tests/steps"
+FIRST = "tests"
+"""What the branch of the first commit is called after."""
+FIRST_SUBJECT = "[Test][XPU][DSv4] Add what DeepSeek-V4's tests on XPU share"
+FIRST_MESSAGE = f"""\
+{FIRST_SUBJECT}
+
+Tests of DeepSeek-V4 on XPU build its layers, caches and metadata. Add the functions
+that do so, and one CI job that runs the folder on an XPU; on a CPU another runs the
+tests that need no XPU. The requests that follow bring their test files alone."""
 _PERSON = re.compile(r"([^<>\n]*[^<>\s]) <([^<>\s]+@[^<>\s]+)>")
 
 
@@ -87,8 +98,8 @@ def upstream_trees(
         assistant: the AI tool that commits name as co-author.
     """
     base = BaseTree(checked.base.release, parent, checked.base.tree_id)
-    series = Series(base)
     with store.writing() as writer, store.cache.scratch() as scratch:
+        series = Series(forms.first(writer, base, person, assistant, scratch))
         for tree in checked.steps:
             before = series.tip
             writer.read_tree(tree.tree_id)
@@ -109,27 +120,36 @@ def upstream_trees(
 
 def message(step: Step, person: Person, assistant: str) -> str:
     """A commit message for upstream: with a sign-off, without this stack's trailers."""
+    return _signed([step.subject, step.message], person, assistant)
+
+
+def _signed(parts: Iterable[str], person: Person, assistant: str) -> str:
     trailers = f"Co-authored-by: {assistant}\nSigned-off-by: {person}\n"
-    parts = [step.subject, step.message, trailers]
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(part for part in (*parts, trailers) if part)
 
 
 @dataclass
 class UpstreamForms:
     """Every file of some series in upstream's form, by its path in the tree.
 
-    `tests` maps a step to the files of its test, and `jobs` has the base's CI files.
+    `tests` maps a step to its test's modules, `shared` are the other files of all
+    tests, `jobs` has the CI files with the jobs, and `date` is the first commit's.
     """
 
     files: Mapping[str, bytes]
     tests: Mapping[str, tuple[str, ...]]
+    shared: frozenset[str]
     jobs: Mapping[str, str]
+    date: str
 
     @classmethod
     def of(
-        cls, project: Project, store: Store, every: Sequence[Series]
+        cls, project: Project, store: Store, whole: Series, every: Sequence[Series]
     ) -> "UpstreamForms":
         """The files of series on one base.
+
+        Args:
+            whole: the release's series, whose tests share what the first commit brings.
 
         Raises:
             SeriesError: a file cannot be brought into upstream's form.
@@ -137,14 +157,17 @@ class UpstreamForms:
         base, support = every[0].base, Support.of(project)
         files: dict[str, bytes] = {}
         tests: dict[str, tuple[str, ...]] = {}
-        for tree in (tree for series in every for tree in series.steps):
-            test_files = package(material_of(support, tree.step).tests)
-            files |= test_files
-            tests[tree.slug] = tuple(test_files)
+        for tree in whole.steps:
+            made = package(material_of(support, tree.step).tests)
+            tests[tree.slug] = tuple(filter(_is_test, made))
+            files |= made
+        shared = frozenset(path for path in files if not _is_test(path))
         entries = store.git.files(base.tree_id)
         for tip in {series.tip.tree_id for series in every}:
             entries |= store.git.files(tip)
         kernels, configuration, jobs = _read(store.git, entries)
+        changed = {path for tree in whole.steps for path in tree.changed}
+        on_cpu = any(ANY_PLATFORM in files[path] for path in files.keys() - shared)
         files |= {path: kernel(content) for path, content in kernels.items()}
         with store.cache.scratch() as scratch:
             files = tidy(
@@ -154,31 +177,62 @@ class UpstreamForms:
                 Runner(),
                 release=base.release.name,
             )
-        return cls(files, tests, jobs)
+        date = history.last_change_date(project, project.root / TESTS)
+        return cls(files, tests, shared, ci_files(jobs, changed, on_cpu), date)
+
+    @property
+    def common(self) -> frozenset[str]:
+        """What the first commit brings."""
+        return self.shared | self.jobs.keys()
+
+    def first(
+        self,
+        writer: Writer,
+        base: BaseTree,
+        person: Person,
+        assistant: str,
+        scratch: Path,
+    ) -> BaseTree:
+        """The first commit on a base; the base itself where that has it all."""
+        writer.read_tree(base.tree_id)
+        entries = writer.files(base.tree_id, self.shared)
+        self._add(writer, entries, self.shared, scratch)
+        tree_id = writer.write_tree()
+        if tree_id == base.tree_id:
+            return base
+        text = _signed([FIRST_MESSAGE], person, assistant)
+        by = str(person), self.date
+        commit = writer.commit_tree(tree_id, base.commit, text, *by)
+        return BaseTree(base.release, commit, tree_id)
 
     def put(self, writer: Writer, tree: StepTree, scratch: Path) -> None:
         """Convert the private index, which holds `tree`, to upstream's form."""
         entries = writer.files(tree.tree_id)
-        wanted = {path for path in self.files if path in entries and is_kernel(path)}
-        for applied in tree.applied:
-            wanted |= set(self.tests[applied.slug])
-        # The base's own empty package files stay as they are.
+        kernels = {path for path in self.files if path in entries and is_kernel(path)}
+        own = {path for applied in tree.applied for path in self.tests[applied.slug]}
+        self._add(writer, entries, self.shared | kernels | own, scratch)
+        writer.remove(path for path in entries if is_shim(path))
+
+    def _add(
+        self,
+        writer: Writer,
+        entries: Mapping[str, TreeEntry],
+        paths: Iterable[str],
+        scratch: Path,
+    ) -> None:
+        """Add files and jobs. The base's own empty package files stay as they are."""
         changes = {
             path: self.files[path]
-            for path in wanted
+            for path in paths
             if not (path.endswith("/__init__.py") and path in entries)
             or is_kernel(path)
         }
-        changed = {path for applied in tree.applied for path in applied.changed}
-        jobs = ci_files(self.jobs, changed, on_cpu=self._on_cpu(wanted))
-        changes |= {path: text.encode() for path, text in jobs.items()}
+        changes |= {path: text.encode() for path, text in self.jobs.items()}
         writer.add(changes, scratch)
-        writer.remove(path for path in entries if is_shim(path))
 
-    def _on_cpu(self, paths: Iterable[str]) -> bool:
-        """Whether one of the files has tests that need no XPU."""
-        names = (path for path in paths if PurePosixPath(path).name.startswith("test_"))
-        return any(ANY_PLATFORM in self.files[path] for path in names)
+
+def _is_test(path: str) -> bool:
+    return PurePosixPath(path).name.startswith("test_")
 
 
 def _read(

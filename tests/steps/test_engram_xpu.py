@@ -162,11 +162,12 @@ def test_a_rank_reads_its_heads(
         assert not out[:, mine.shape[1] :].any(), "a head that pads is not zero"
 
 
-def layer(index: int = 0) -> Any:
+def layer(index: int = 0, described: Any = None) -> Any:
     """An Engram layer without its projection."""
     made = object.__new__(tables().Engram)
     torch.nn.Module.__init__(made)
-    made.embed_tokens = made._create_embedding(engram_layout(), index)
+    kind = layout.module(ENGRAM).EngramLayout
+    made.embed_tokens = made._create_embedding(kind(described or small_config()), index)
     made._init_staging(16, DIM)
     return made
 
@@ -196,27 +197,51 @@ def test_memory_is_printed_once(
         assert part in lines[0]
 
 
-def test_what_is_printed_is_what_is_pinned(
+def proc(file: str, field: str) -> int:
+    """Bytes that the kernel's own count says."""
+    (line,) = (x for x in Path("/proc", file).read_text().splitlines() if field in x)
+    return int(line.split()[1]) << 10
+
+
+def as_torch_pins(empty: Any) -> Any:
+    """Powers of two, which are there at once."""
+
+    def made(*shape: Any, **options: Any) -> torch.Tensor:
+        if not options.get("pin_memory"):
+            return empty(*shape, **options)
+        size = (
+            1 << (empty(*shape, **options | {"device": "meta"}).nbytes - 1).bit_length()
+        )
+        pinned = empty(size, dtype=torch.uint8, device="cpu", pin_memory=True).fill_(1)
+        wanted = empty(*shape, **options | {"device": "meta", "pin_memory": False})
+        return pinned[: wanted.nbytes].view(wanted.dtype).view(wanted.shape)
+
+    return made
+
+
+def test_what_is_printed_is_what_proc_shows(
     config: Any,
-    small_pieces: None,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """Torch pins powers of two."""
+    """Of two tables that take a quarter of a GiB, and of the host's free memory."""
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
-    empty, pinned = torch.empty, []
-
-    def noted(*shape: Any, **options: Any) -> torch.Tensor:
-        made = empty(*shape, **options)
-        if options.get("pin_memory"):
-            pinned.append(1 << (made.nbytes - 1).bit_length())
-        return made
-
-    monkeypatch.setattr(torch, "empty", noted)
+    monkeypatch.setattr(torch, "empty", as_torch_pins(torch.empty))
+    if importlib.util.find_spec(HOST_MEMORY):
+        monkeypatch.setattr(layout.module(HOST_MEMORY), "CGROUPS", tmp_path)
+    wide = small_config()
+    wide.engram_vocab_size, wide.engram_num_embeddings = 1 << 16, [1 << 21] * 2
+    before, free = proc("self/status", "VmRSS"), [proc("meminfo", "MemAvailable")]
     with caplog.at_level(logging.INFO):
-        layer(0), layer(1)
-    (line,) = (r for r in caplog.records if "Engram tables" in r.msg)
-    assert line.args[0] * (1 << 30) == sum(pinned), "not printed as pinned"
+        held = [layer(index, wide) for index in (0, 1)]
+    grown = proc("self/status", "VmRSS") - before
+    free.append(proc("meminfo", "MemAvailable"))
+    lines = [r for r in caplog.records if "Engram tables" in r.msg]
+    assert len(lines) == len(held) - 1, f"not printed: {lines}"
+    pinned, _, left, _ = (x if isinstance(x, str) else x * 2**30 for x in lines[0].args)
+    assert pinned == pytest.approx(grown, rel=0.02) and grown > 1 << 27
+    assert min(free) * 0.95 < left < max(free) * 1.05
 
 
 @pytest.mark.parametrize("ranks", [8, 4, 2, 1])

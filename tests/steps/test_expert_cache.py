@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -18,8 +19,12 @@ from helpers.cached_experts import (
     INTER,
     LATER,
     LAYERS,
+    PAGE,
+    TOKENS,
     TOPK,
+    Executor,
     build,
+    cache_of,
     current_config,
     load,
     method,
@@ -49,8 +54,15 @@ def test_bits_are_those_of_experts_on_the_device(slots: int, config: Any) -> Non
     load(cached, layer)
     for mine, theirs in zip(outputs(cached, layer), wanted, strict=True):
         assert torch.equal(mine, theirs)
-    cache = cached.moe_kernel.fused_experts.cache
+    experts = cached.moe_kernel.fused_experts
+    cache = experts.cache
     assert len(cache.expert_of) == min(slots, EXPERTS)
+    kernel = layout.module("vllm.model_executor.kernels.xpu_dsv4.moe.expert_cache")
+    sizes = TOKENS, TOPK, EXPERTS, min(slots, EXPERTS), HIDDEN, INTER
+    elements = (kernel.cached_workspace_size(*sizes) + 1) // 2
+    given = TOKENS, 2 * INTER, HIDDEN, TOPK, EXPERTS, EXPERTS, None, None
+    wanted_shapes = (elements,), (0,), (TOKENS, HIDDEN)
+    assert experts.workspace_shapes(*given) == wanted_shapes
     assert cache.host[0].data_ptr() == layer.w13_weight.data_ptr()
     hits, misses = cache.counts[1:3].tolist()
     assert misses == EXPERTS if slots > EXPERTS else misses > EXPERTS - 1
@@ -61,6 +73,7 @@ def test_what_is_taken_is_printed_once(
     config: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    monkeypatch.setattr(layout.module(OWN), "GiB_bytes", 1)
     take_slots(config, 3)
     with caplog.at_level(logging.INFO):
         for name in (FIRST, LATER):
@@ -69,7 +82,8 @@ def test_what_is_taken_is_printed_once(
     lines = [line for line in caplog.messages if line.startswith("Experts")]
     assert len(lines) == 2, lines
     assert "GiB of pinned memory of this host" in lines[0]
-    assert "Experts on the device: 3 of 6 a layer" in lines[1]
+    taken = 3 * LAYERS * EXPERT_BYTES
+    assert f"Experts on the device: 3 of 6 a layer, {taken}.00 GiB" in lines[1]
 
 
 def test_fewer_slots_than_a_token_s_experts(config: Any) -> None:
@@ -133,42 +147,6 @@ def test_memory_that_is_not_pinned_is_named(
         build(made)
 
 
-class Executor:
-    """Of two workers of this process, whose layers are `layers`."""
-
-    def __init__(self, config: Any, layers: list[Any]) -> None:
-        self.worker = SimpleNamespace(vllm_config=config)
-        compilation = config.compilation_config
-        for place, (made, layer) in enumerate(layers):
-            layer.quant_method = made
-            runner = SimpleNamespace(routed_experts=layer)
-            compilation.static_forward_context[f"moe.{place}"] = runner
-            compilation.static_all_moe_layers.append(f"moe.{place}")
-
-    def collective_rpc(self, method: Any) -> list[Any]:
-        return [method(self.worker) for _ in range(2)]
-
-
-PAGE = 1000
-"""Bytes of a block of the cache of all layers."""
-
-
-def cache_of(blocks: int) -> Any:
-    """A cache for one layer that reads back all tokens, and one that reads 16."""
-
-    def group(**fields: Any) -> SimpleNamespace:
-        spec = SimpleNamespace(page_size_bytes=PAGE, block_size=16, **fields)
-        return SimpleNamespace(kv_cache_spec=spec)
-
-    whole = group(max_memory_usage_bytes=lambda _: 8 * PAGE)
-    window = group(max_memory_usage_bytes=lambda _: 5 * PAGE, sliding_window=16)
-    return SimpleNamespace(
-        num_blocks=blocks,
-        kv_cache_tensors=[SimpleNamespace(size=blocks * PAGE)] * 2,
-        kv_cache_groups=[whole, window],
-    )
-
-
 @pytest.mark.parametrize(
     ("requests", "room", "slots"),
     [(1, 3, 3), (1, 2, 3), (1, 1, 2), (1, 0, 2), (3, 3, 3), (1, 99, 6), (99, 2, 2)],
@@ -194,9 +172,15 @@ def test_experts_take_what_the_cache_of_all_requests_leaves(
         layers.append((made, layer))
     caches = [made.moe_kernel.fused_experts for made, _ in layers]
     assert [len(one.cache.expert_of) for one in caches] == [TOPK] * 2
+    assert [one.most_slots for one in caches] == [EXPERTS] * 2
     blocks = 1 + 10 * min(requests, 9) + 3
-    memory = blocks * PAGE + room * EXPERT_BYTES + EXPERT_BYTES // 2
-    own = layout.module(OWN)
+    memory = blocks * PAGE + room * EXPERT_BYTES
+    own, freed = layout.module(OWN), []
+    monkeypatch.setattr(
+        torch.accelerator,
+        "empty_cache",
+        lambda: freed.append(any(hasattr(one, "cache") for one in caches)),
+    )
     with caplog.at_level(logging.INFO):
         # The second worker has more.
         left = own.fill_expert_cache(
@@ -210,7 +194,41 @@ def test_experts_take_what_the_cache_of_all_requests_leaves(
     assert [len(one.cache.expert_of) for one in caches] == [slots] * 2
     assert f"Experts on the device: {slots} of {EXPERTS} a layer" in caplog.text
     assert ("lower them" in caplog.text) == (slots == TOPK)
+    assert freed == [False] * (2 * (slots > TOPK)), "slots were there beside new ones"
+    assert own.expert_cache_size() == (slots if slots > TOPK else -1)
     outputs(*layers[0])
+
+
+class Ready(Exception):
+    """An engine knows the caches of its workers."""
+
+
+@pytest.mark.parametrize("slots", [-1, pytest.param(0, marks=pytest.mark.unchanged)])
+def test_the_cache_gets_what_experts_leave(
+    slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, given = layout.module("vllm.v1.engine.core"), []
+
+    def configs(config: Any, specs: Any, memory: Any, *more: Any) -> list[Any]:
+        given.append(memory)
+        return [MagicMock()]
+
+    monkeypatch.setattr(core, "get_kv_cache_configs", configs)
+    ready = MagicMock(side_effect=Ready)
+    monkeypatch.setattr(core, "generate_scheduler_kv_cache_config", ready)
+    for name in ("resolve_kv_cache_layout", "get_global_kv_cache_groups"):
+        monkeypatch.setattr(core, name, MagicMock(), raising=False)
+    if slots:
+        fill = MagicMock(return_value=[7])
+        monkeypatch.setattr(layout.module(OWN), "fill_expert_cache", fill)
+    config, engine = MagicMock(), core.EngineCore.__new__(core.EngineCore)
+    config.offload_config.moe_expert_cache_size = slots
+    engine.model_executor = MagicMock()
+    engine.model_executor.get_kv_cache_specs.return_value = [{"layer": None}]
+    engine.model_executor.determine_available_memory.return_value = [100]
+    with pytest.raises(Ready):
+        engine._initialize_kv_caches(config)
+    assert given == ([[100], [7]] if slots else [[100]])
 
 
 def test_room_is_measured_or_given(

@@ -43,3 +43,12 @@ def test_captured_steps_alone_ask_no_host(
     load(cached, layer)
     assert torch.equal(*outputs(cached, layer, (40,)), wanted)
     assert cached.moe_kernel.fused_experts.cache.counts[0] == waves
+
+
+def test_without_graphs_no_step_is_captured(config: Any) -> None:
+    config.compilation_config.max_cudagraph_capture_size = None
+    take_slots(config, TOPK)
+    cached = method()
+    load(cached, build(cached))
+    experts = cached.moe_kernel.fused_experts
+    assert getattr(experts, "most_captured", None) == 0

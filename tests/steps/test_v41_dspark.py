@@ -61,6 +61,7 @@ def take_rank(rank: int, patch: pytest.MonkeyPatch) -> None:
 def stage_of(folder: Path, rank: int) -> Any:
     """The target's layers of one of two stages, before the second's first source."""
     config = configured(folder)
+    config.parallel_config.pipeline_parallel_size = 2
     with pytest.MonkeyPatch.context() as patch:
         take_rank(rank, patch)
         patch.setenv("VLLM_PP_LAYER_PARTITION", "2,2")

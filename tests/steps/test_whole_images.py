@@ -137,17 +137,6 @@ def test_other_models_hit_inside_an_image(config: Any) -> None:
 
 
 @pytest.mark.unchanged
-def test_other_platforms_hit_inside_an_image(
-    config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler = layout.module("vllm.v1.core.sched.scheduler")
-    platform = layout.module("vllm.platforms").current_platform
-    another = layout.another_platform(platform)
-    monkeypatch.setattr(scheduler, "current_platform", another, raising=False)
-    assert taken(config, [(900, 170)]) == 1024
-
-
-@pytest.mark.unchanged
 def test_a_cache_of_which_nobody_asks_it_hits_inside_an_image(config: Any) -> None:
     scheduler = scheduler_of(config)
     cache = type(scheduler.kv_cache_manager)(

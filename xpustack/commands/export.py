@@ -119,12 +119,21 @@ def export(
         "number": exported.state.number,
         "changed": exported.changed,
         "requests": shown,
+        "conflicts": [
+            {"branches": list(pair), "files": list(files)}
+            for pair, files in exported.conflicts.items()
+        ],
     }
     answer.table(shown, ("step", "branch", "stands", "lines"))
     word = "written to" if exported.changed else "unchanged in"
     answer.say(f"export {exported.state.number} {word} {exported.directory}")
+    if exported.conflicts:
+        answer.say(
+            f"pairs that do not merge, though each stands alone:"
+            f" {len(exported.conflicts)}, see cover.md"
+        )
     if clone is not None and not bundle and exported.state.branches:
-        branch = next(iter(exported.state.branches))
+        *_, branch = exported.state.branches
         answer.say(
             f"next: git -C {clone.place} log -p {branch}, then read"
             f" {exported.directory}/cover.md"

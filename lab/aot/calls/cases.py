@@ -21,6 +21,7 @@ GROUPS: tuple[Callable[[Sizes], Iterator[Case]], ...] = (
     cases_layer.compressor_cases,
     cases_layer.inv_rope_cases,
     cases_layer.nvfp4_cases,
+    cases_layer.mxfp8_cases,
     cases_experts.experts_cases,
     cases_experts.fetch_cases,
 )

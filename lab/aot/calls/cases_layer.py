@@ -33,6 +33,8 @@ ENTRY_PAGES = {4: 64, 128: 2}
 """Ratio -> entries per page of 256 tokens."""
 DELAYED_HIDDEN = 5120
 """Hidden size of DeepSeek-V4.1-Flash."""
+Q_LORA, O_LORA = 1280, 1024
+"""Ranks of its query and of each of its output groups."""
 
 
 def gates(width: int) -> tuple[Any, ...]:
@@ -192,3 +194,23 @@ def nvfp4_cases(sizes: Sizes) -> Iterator[Case]:
                     meta(dtype=f32),
                 ),
             )
+
+
+def mxfp8_calls(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Rows of V4.1's attention: its input, the groups' product of wo_a over 8, 4, 2 and
+    1 ranks, and the norms of queries and keys."""
+    module, rows = "linear.mxfp8_quant", meta(tokens, DELAYED_HIDDEN)
+    yield "input", call(module, "mxfp8_quantize", rows)
+    for groups in (1, 2, 4, 8):
+        product = meta(groups, tokens, O_LORA).transpose(0, 1)
+        yield f"{groups} groups", call(module, "mxfp8_quantize", product)
+    latents = meta(tokens, Q_LORA + HEAD_DIM).split([Q_LORA, HEAD_DIM], dim=-1)
+    weights = meta(Q_LORA), meta(HEAD_DIM)
+    yield "norms", call(module, "q_kv_norm_mxfp8", *latents, *weights, 1e-20)
+
+
+def mxfp8_cases(sizes: Sizes) -> Iterator[Case]:
+    """DeepSeek-V4.1-Flash."""
+    for tokens in (*sizes.tokens, *sizes.chunks):
+        for name, made in mxfp8_calls(tokens):
+            yield Case("mxfp8", f"V4.1 {name} T{tokens}", made)

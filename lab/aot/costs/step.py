@@ -162,7 +162,8 @@ def launches(model: Shapes) -> Range:
         _range(known[model.family][kind]).times(count)
         for kind, count in (model.kinds | model.parts).items()
     ]
-    return sum(of_kinds, _range(known["experts"]).times(model.layers))
+    experts = _range(known[model.family]["experts"]).times(model.layers)
+    return sum(of_kinds, experts)
 
 
 def prefill(

@@ -15,6 +15,7 @@ from triton.runtime import interpreter as triton_interpreter
 
 from standins.emulated_xpu import registry
 
+ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)$")
 
 found: list[tuple[int, int, list[str]]] = []
@@ -44,7 +45,12 @@ class _Watch(TorchDispatchMode):
         ours = func.namespace in registry.namespaces()
         self.inside += ours
         try:
-            result = func(*args, **(kwargs or {}))
+            if func.namespace == "vllm":
+                # An op made of others: those are launched.
+                with self:
+                    result = func.redispatch(ON_CPU, *args, **(kwargs or {}))
+            else:
+                result = func(*args, **(kwargs or {}))
         finally:
             self.inside -= ours
         if not ours and not self.inside and self._computes(func, args, result):

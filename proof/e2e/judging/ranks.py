@@ -182,6 +182,8 @@ class Case:
         Raises:
             AssertionError: a layer, a token or the number of accepted drafts is wrong.
         """
+        if self.feature == DSPARK and not self.engines.has_dspark(self.release):
+            return Verdict("no such feature", "the release has no DSpark on XPU")
         one, results, stop = self.begin().result()
         known = successors(one)
         if stop:

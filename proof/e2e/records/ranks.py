@@ -22,9 +22,9 @@ FEATURES = ("plain", "MTP 1", "MTP 3", "DSpark")
 
 @dataclass(frozen=True)
 class Cell:
-    """How a release served a split with a feature: `found` is `equal`, `near tie` or
-    `refused`; `why` says where the tie is, or has the message; `tree_id` and `made` are
-    of the tree that was served."""
+    """How a release served a split with a feature: `found` is `equal`, `near tie`,
+    `refused` or `no such feature`; `why` says where the tie is, what the release lacks,
+    or has the message; `tree_id` and `made` are of the tree that was served."""
 
     release: str
     ranks: str

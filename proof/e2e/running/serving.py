@@ -35,6 +35,7 @@ from stack.core.project import Project
 from stack.forks.server import Ahead, exit_text
 from stack.series.apply import trees
 from stack.series.order import read_order
+from stack.series.tree import Tree
 from stack.steptest.environment import engine_environment
 from stack.steptest.server import warm_server
 from standins.emulated_xpu.architectures import ARCHITECTURE, DEFAULT
@@ -214,10 +215,16 @@ class Served:
 
 
 class Engines:
-    """Serves jobs on trees, two at a time, each once."""
+    """Serves jobs on trees, two at a time, each once.
 
-    def __init__(self, work: Path, cache: Cache, workers: int = 2) -> None:
-        self.work, self.cache = work, cache
+    Args:
+        branch: the tree that is served as the patched one; by default a series' tip.
+    """
+
+    def __init__(
+        self, work: Path, cache: Cache, workers: int = 2, branch: Tree | None = None
+    ) -> None:
+        self.work, self.cache, self.branch = work, cache, branch
         self.project = Project.find(HERE)
         self.published, self.twin = checkpoint.write(work / "checkpoint")
         self._checkpoints: dict[str, tuple[Path, Path]] = {}
@@ -417,8 +424,8 @@ class Engines:
             ahead=Ahead(imported, env),
         )
         lines = output.read_text(errors="replace").splitlines()
-        if done.status or done.died or not answer.is_file():
-            end = done.died or exit_text(done.status)
+        if done.status or not answer.is_file():
+            end = exit_text(done.status)
             raise EngineStopped(
                 "\n".join([f"{order.stem}: the engine {end}", *lines[-60:]])
             )
@@ -428,7 +435,7 @@ class Engines:
         """The files of a release, as its wheel installs them."""
         store = Store(self.cache)
         grown = trees(store, self.project, pinned)
-        tree = grown.tip if patched else grown.base
+        tree = (self.branch or grown.tip) if patched else grown.base
         version = build_version(tree, len(grown.steps))
         return build(self._server, store, tree, version).installed
 
@@ -471,8 +478,10 @@ class Engines:
 
 
 @contextmanager
-def opened_engines(work: Path, cache: Cache) -> Iterator[Engines]:
-    opened = Engines(work, cache)
+def opened_engines(
+    work: Path, cache: Cache, branch: Tree | None = None
+) -> Iterator[Engines]:
+    opened = Engines(work, cache, branch=branch)
     try:
         yield opened
     finally:

@@ -23,6 +23,7 @@ _WORDS = {
     "logits": "indexer scores",
     "mhc": "hyper-connections",
     "norm": "norms of drafts",
+    "mxfp8": "rows in MXFP8",
     "nvfp4": "NVFP4 weights",
     "prefill": "prefill attention",
     "range prefill": "prefill attention, few heads",

@@ -90,7 +90,7 @@ def test_columns_of_an_expert_are_padded() -> None:
 
 def test_v41_is_gathered_and_launched_as_it_is_layered() -> None:
     assert FLASH_V41.layers == 40
-    fast = 2 * 15 + 30 * 16 + 3 * 27 + 29 + 4 * 24 + 2 * 4 + 40 * 12
+    fast = 2 * 14 + 30 * 14 + 3 * 26 + 28 + 4 * 23 + 2 * 5 + 40 * 18
     assert step.launches(FLASH_V41).fast == fast
     entries = FLASH_V41.entries(1024)
     assert (entries["source2"], entries["shared1"]) == (512, 1024)

@@ -59,10 +59,11 @@ def check(
     assert set(last) == set(kinds)
     for layer, launched in last.items():
         print(f"layer {layer}, {kinds[layer]}: {launched}")
+    for layer, launched in last.items():
         first = next(i for i, name in enumerate(launched) if name in FIRST)
         end = max(i for i, name in enumerate(launched) if name in BEFORE_EXPERTS) + 1
         own, experts = launched[first:end], launched[end:]
-        assert len(experts) == known["experts"][0], experts
+        assert len(experts) == known[family]["experts"][0], experts
         without = [name for name in own if name != MERGE]
         assert [len(without), len(own)] == known[family][kinds[layer]], own
         if family == "V4.1" and layer in v41.ENGRAM_LAYERS:

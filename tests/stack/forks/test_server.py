@@ -83,15 +83,15 @@ def server() -> Iterator[Server]:
 
 
 def run(
-    server: Server, home: Path, source: str, limit: float = 60.0
+    server: Server,
+    home: Path,
+    source: str,
+    limit: float = 60.0,
+    ahead: Ahead | None = None,
 ) -> tuple[ProgramExit, str]:
     """Run `source` as a test module in `home`, which gets a vllm of that name; return
-    pytest's exit and its output."""
-    lay_out(home, source)
-    return run_there(server, home, limit)
-
-
-def lay_out(home: Path, source: str) -> None:
+    pytest's exit and its output. Runs with imports `ahead` see those of the folder
+    `shared` beside it."""
     site = home / "site"
     (home / "tests").mkdir(parents=True)
     (home / "tests/test_it.py").write_text(source)
@@ -101,20 +101,10 @@ def lay_out(home: Path, source: str) -> None:
     (site / "seen-1.dist-info/METADATA").write_text("Name: seen\nVersion: 1\n")
     points = f"[seen.here]\n{home.name} = vllm\n"
     (site / "seen-1.dist-info/entry_points.txt").write_text(points)
-
-
-def run_there(
-    server: Server,
-    home: Path,
-    limit: float = 60.0,
-    site: Path | None = None,
-    ahead: Ahead | None = None,
-) -> tuple[ProgramExit, str]:
-    """Run what was laid out in `home`, with its own `site` or another."""
     pytest_exit = server.run(
         ["pytest", "-p", "no:cacheprovider", "-q", "test_it.py"],
         cwd=home / "tests",
-        path=[site or home / "site"],
+        path=[home.parent / "shared"] if ahead else [site],
         env=clean_environment(**ENVIRONMENT, TMPDIR=str(home), WHO=home.name),
         output=home / "output.txt",
         limit=limit,
@@ -187,7 +177,6 @@ def test_a_run_that_crashes_ends_alone(server, tmp_path, act, status):
         done, _ = run(server, tmp_path / "crash", source)
         assert (done.status, done.late) == (status, False)
         assert other.result()[0].status == 0
-        assert other.result()[0].notes == ()
 
 
 def test_a_run_that_hangs_is_killed_with_its_children(server, tmp_path):
@@ -204,56 +193,41 @@ def test_a_run_that_hangs_is_killed_with_its_children(server, tmp_path):
     assert all(one.info["cmdline"] != ["sleep", "64.0625"] for one in running)
 
 
-def test_two_runs_are_under_way_at_the_same_time(server, tmp_path):
-    source = (
-        "import pathlib, time\n\ndef test_it():\n"
-        "    mine, other = {0!r}, {1!r}\n"
-        "    pathlib.Path('../../' + mine).touch()\n"
-        "    while not pathlib.Path('../../' + other).exists():\n"
-        "        time.sleep(0.01)\n"
-    )
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        runs = [
-            pool.submit(
-                run, server, tmp_path / own, source.format(own + "!", other + "!")
-            )
-            for own, other in (("a", "b"), ("b", "a"))
-        ]
-        assert [future.result()[0].status for future in runs] == [0, 0]
-
-
 KILLS = """
-import os, pathlib, signal, time
+import os, pathlib, signal, subprocess, time
 
 def test_it():
-    mark = pathlib.Path("../killed")
-    if not mark.exists() or {always}:
-        mark.touch()
-        status = pathlib.Path(f"/proc/{{os.getppid()}}/stat").read_text()
-        os.kill(int(status.rpartition(")")[2].split()[1]), signal.SIGKILL)
-        time.sleep(60)
+    child = subprocess.Popen(["sleep", "60"])
+    pathlib.Path("../child").write_text(str(child.pid))
+    status = pathlib.Path(f"/proc/{os.getppid()}/stat").read_text()
+    os.kill(int(status.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    time.sleep(60)
 """
 
 
-def test_a_server_that_dies_is_started_again_once(server, tmp_path):
-    done, _ = run(server, tmp_path / "once", KILLS.format(always=False))
-    assert (done.status, done.died) == (0, "")
-    (note,) = done.notes
-    assert note == (
-        "the fork server was killed by signal 9 (SIGKILL) and was started again"
-    )
-    done, _ = run(server, tmp_path / "always", KILLS.format(always=True))
-    assert done.died == "the fork server was killed by signal 9 (SIGKILL)"
-    assert run(server, tmp_path / "next", "def test_it(): pass\n")[0].status == 0
+def test_a_server_that_dies_is_a_problem_of_the_machine_and_leaves_no_process(
+    server, tmp_path
+):
+    killed = r"the fork server was killed by signal 9 \(SIGKILL\)"
+    with pytest.raises(EnvironmentProblem, match=killed):
+        run(server, tmp_path / "a", KILLS)
+    assert ends(int((tmp_path / "a/child").read_text()))
+    with pytest.raises(EnvironmentProblem, match=killed):
+        run(server, tmp_path / "b", "def test_it(): pass\n")
 
 
-def test_a_server_that_dies_leaves_no_child_of_a_run(server, tmp_path):
-    child = (
-        "import subprocess; mark.write_text(str(subprocess.Popen(['sleep', '60']).pid))"
+def test_no_process_for_a_run_is_a_problem_of_the_machine(tmp_path):
+    (tmp_path / "forkless.py").write_text(
+        "import os\ndef fork(): raise BlockingIOError(11, 'no process')\n"
+        "os.fork = fork\n"
     )
-    source = KILLS.format(always=False).replace("mark.touch()", child)
-    assert run(server, tmp_path / "a", source)[0].status == 0
-    assert ends(int((tmp_path / "a/killed").read_text()))
+    variables = {"PYTHONPATH": str(tmp_path)}
+    with (
+        closing(Server(Runner(), ("forkless",), variables)) as server,
+        pytest.raises(EnvironmentProblem, match="gave no answer") as caught,
+    ):
+        run(server, tmp_path / "a", "def test_it(): pass\n")
+    assert "BlockingIOError: [Errno 11] no process" in caught.value.detail
 
 
 def test_a_server_with_a_second_thread_does_not_fork(tmp_path):
@@ -277,13 +251,15 @@ def test_a_server_that_starts_early_serves_and_ends(tmp_path, wanted):
         "with pathlib.Path(__file__).with_name('note').open('a') as note:\n"
         "    print(os.getpid(), file=note)\n"
     )
-    variables = {"PYTHONPATH": str(tmp_path)}
+    note, variables = tmp_path / "note", {"PYTHONPATH": str(tmp_path)}
     with closing(Server(Runner(), ("noting", "pytest"), variables)) as server:
         server.start()
         server.start()
         if wanted:
             assert run(server, tmp_path / "a", "def test_it(): pass\n")[0].status == 0
-    (process,) = (tmp_path / "note").read_text().split()
+        while not (note.exists() and note.read_text().endswith("\n")):
+            time.sleep(0.01)
+    (process,) = note.read_text().split()
     assert ended(int(process))
 
 
@@ -320,54 +296,50 @@ with open(Path(__file__).with_name("log"), "a") as log:
     print(os.getpid(), os.environ["WHO"], file=log)
 """
 USES = """
-import os, sys, shared
+import os, sys, time, shared
 from pathlib import Path
 
 def test_it():
-    assert os.environ["SET_BY_IMPORT"] == "1" and os.environ["WHO"] == {name!r}
+    who = Path.cwd().parent.name
+    assert os.environ["SET_BY_IMPORT"] == "1" and os.environ["WHO"] == who
     assert "appended by import" in sys.path and sys.path[0] == str(Path.cwd())
     assert not hasattr(shared, "seen")
     shared.seen = True
     files = [str(file.resolve()) for file in Path("/proc/self/fd").iterdir()]
     assert not any("socket:" in file or "pipe:" in file for file in files), files
-    Path("imported").write_text(str(os.getpid()))
+    if who == "crashing":
+        os.abort()
+    if who == "hanging":
+        time.sleep(60)
 """
 
 
-def shared_site(tmp_path: Path, source: str) -> tuple[Path, Ahead]:
-    """A site with a module `shared`, and the wish to import it ahead."""
-    site = tmp_path / "site"
-    site.mkdir(parents=True)
-    (site / "shared.py").write_text(source)
-    variables = clean_environment(**ENVIRONMENT, WHO="nobody", TMPDIR=str(tmp_path))
-    return site, Ahead(["shared"], variables)
+def shared_site(folder: Path, source: str) -> tuple[Path, Ahead]:
+    """What the module `shared` writes, and the wish to import it ahead."""
+    (folder / "shared").mkdir(parents=True)
+    (folder / "shared/shared.py").write_text(source)
+    variables = clean_environment(**ENVIRONMENT, WHO="nobody", TMPDIR=str(folder))
+    return folder / "shared/log", Ahead(["shared"], variables)
 
 
 def test_runs_share_an_import_and_nothing_else(server, tmp_path):
-    site, ahead = shared_site(tmp_path, SHARED)
-    for name in ("a", "b"):
-        lay_out(tmp_path / name, USES.format(name=name))
-        done, printed = run_there(server, tmp_path / name, site=site, ahead=ahead)
-        assert (done.status, done.notes) == (0, ()), printed
-    (imported,) = (site / "log").read_text().splitlines()
+    log, ahead = shared_site(tmp_path, SHARED + "import time; time.sleep(0.5)\n")
+    names = ("a", "b", "crashing", "hanging")
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        runs = [
+            pool.submit(run, server, tmp_path / name, USES, limit, ahead)
+            for name, limit in zip(names, (60.0, 60.0, 60.0, 2.0), strict=True)
+        ]
+        done = [future.result() for future in runs]
+    assert [one.status for one, _ in done] == [0, 0, -6, -9], done
+    assert done[-1][0].late
+    (imported,) = log.read_text().splitlines()
     process, who = imported.split()
     assert who == "nobody"
     assert not ended(int(process))
     server.close()
-    # Its process ends on its own, once the pipe is closed.
+    # Its process ends on its own, once the first one has ended.
     assert ends(int(process))
-
-
-def test_runs_wait_for_a_shared_import_at_the_same_time(server, tmp_path):
-    site, ahead = shared_site(tmp_path, SHARED + "import time; time.sleep(0.5)\n")
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        runs = []
-        for name in "abc":
-            lay_out(tmp_path / name, USES.format(name=name))
-            arguments = (server, tmp_path / name, 60.0, site, ahead)
-            runs.append(pool.submit(run_there, *arguments))
-        assert [future.result()[0].status for future in runs] == [0, 0, 0]
-    assert len((site / "log").read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -385,23 +357,38 @@ def test_a_shared_import_that_fails_leaves_the_run_alone(tmp_path, monkeypatch, 
     text = Path(fork_program.__file__).read_text()
     program.write_text(text.replace("AHEAD_LIMIT = 60\n", "AHEAD_LIMIT = 2\n"))
     monkeypatch.setattr(fork_program, "__file__", str(program))
-    site, ahead = shared_site(
-        tmp_path, f"import os\nif os.environ['WHO'] == 'nobody':\n    {fault}\n"
-    )
+    source = f"import os\nif os.environ['WHO'] == 'nobody':\n    {fault}\n"
+    _, ahead = shared_site(tmp_path, source)
+    uses = "import shared\n\ndef test_it(): pass\n"
     with closing(Server(Runner(), PYTEST)) as server:
-        lay_out(tmp_path / "a", "import shared\n\ndef test_it(): pass\n")
-        done, printed = run_there(server, tmp_path / "a", site=site, ahead=ahead)
-    assert (done.status, done.notes, done.late) == (0, (), False), printed
+        done, printed = run(server, tmp_path / "a", uses, ahead=ahead)
+    assert (done.status, done.late) == (0, False), printed
 
 
-def test_a_run_whose_shared_import_was_killed_meanwhile_begins_again(server, tmp_path):
-    site, ahead = shared_site(tmp_path, SHARED)
-    lay_out(tmp_path / "a", KILLS.format(always=False))
-    done, printed = run_there(server, tmp_path / "a", site=site, ahead=ahead)
-    assert (done.status, done.died) == (0, ""), printed
-    assert done.notes == (
-        "the fork server lost the process with its imports and was started again",
-    )
+def test_a_run_whose_shared_import_is_lost_begins_again(server, tmp_path):
+    log, ahead = shared_site(tmp_path, SHARED)
+    kills = f"""
+import os, pathlib, time
+
+def test_it():
+    process, _ = pathlib.Path({str(log)!r}).read_text().split()
+    if "SET_BY_IMPORT" in os.environ:
+        os.kill(int(process), 9)
+        time.sleep(60)
+"""
+    done, printed = run(server, tmp_path / "a", kills, ahead=ahead)
+    assert done.status == 0, printed
+
+
+def test_few_shared_imports_are_kept(server, tmp_path):
+    logs = []
+    for number in range(fork_server.KEPT + 2):
+        log, ahead = shared_site(tmp_path / str(number), SHARED)
+        logs.append(log)
+        run(server, tmp_path / f"{number}/run", "def test_it(): pass\n", ahead=ahead)
+    first, second, *others = (int(log.read_text().split()[0]) for log in logs)
+    assert ends(first) and ends(second)
+    assert not any(ended(process) for process in others)
 
 
 SCRIPT = """
@@ -431,13 +418,11 @@ def test_a_program_that_ran_is_completed_with_what_it_printed(server, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (1, "said\nwhy\n", "")
 
 
-def test_a_program_whose_server_dies_or_that_hangs_did_not_pass(server, tmp_path):
-    source = "print('here', flush=True)\n" + KILLS.format(always=True) + "test_it()\n"
-    with pytest.raises(CheckFailed, match="did not end: the fork server was") as caught:
-        complete(server, tmp_path / "a", source, 60.0)
+def test_a_program_that_hangs_did_not_pass(server, tmp_path):
+    source = "print('here', flush=True)\nimport time; time.sleep(60)\n"
+    with pytest.raises(CheckFailed, match="killed after 1 s") as caught:
+        complete(server, tmp_path / "a", source, 1.0)
     assert caught.value.detail == ("here",)
-    with pytest.raises(CheckFailed, match="did not end: it was killed after 1 s"):
-        complete(server, tmp_path / "a", "import time; time.sleep(60)", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -462,32 +447,6 @@ def test_a_script_runs_as_by_itself(server, tmp_path, end, status):
     )
     assert (done.status, alone.returncode) == (status, status)
     assert output.read_text() == alone.stdout
-
-
-def test_a_run_on_a_shared_import_is_killed_like_any_other(server, tmp_path):
-    site, ahead = shared_site(tmp_path, SHARED)
-    lay_out(tmp_path / "a", "import time\n\ndef test_it(): time.sleep(60)\n")
-    done, _ = run_there(server, tmp_path / "a", 1.0, site, ahead)
-    assert done.late and done.status == -9
-    lay_out(tmp_path / "b", "import os\n\ndef test_it(): os.abort()\n")
-    done, _ = run_there(server, tmp_path / "b", site=site, ahead=ahead)
-    assert done.status == -6
-    assert len((site / "log").read_text().splitlines()) == 1
-
-
-def test_few_shared_imports_are_kept(server, tmp_path):
-    sites = []
-    for number in range(fork_server.KEPT + 2):
-        site, ahead = shared_site(tmp_path / str(number), SHARED)
-        sites.append(site)
-        lay_out(tmp_path / f"run{number}", "def test_it(): pass\n")
-        run_there(server, tmp_path / f"run{number}", site=site, ahead=ahead)
-    processes = [int((site / "log").read_text().split()[0]) for site in sites]
-    assert [ended(process) for process in processes] == [
-        True,
-        True,
-        *[False] * fork_server.KEPT,
-    ]
 
 
 def test_all_that_is_imported_ahead_exists_and_starts_no_thread(tmp_path):

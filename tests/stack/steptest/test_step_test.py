@@ -45,8 +45,10 @@ def run(tiny: TinyStack, tmp_path: Path, source: str, failure="assert 1 == 2"):
     runner = Runner()
     before, after = tiny.builds(runner)
     material = material_of(Support.of(Project(root)), step)
+    test = StepTest(step, material, before, after, KERNELS)
+    material.support.lay_out(tmp_path / "support")
     with closing(warm_server(runner)) as server:
-        return StepTest(step, material, before, after, KERNELS).run(server, tiny.cache)
+        return test.run(server, tiny.cache, tmp_path / "support")
 
 
 def test_the_runs_know_the_plugin_that_is_installed():

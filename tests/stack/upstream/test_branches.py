@@ -21,6 +21,7 @@ from stack.core.errors import CheckFailed, UsageError
 from stack.core.rows import read_rows
 from stack.upstream.export import ExportResult
 from stack.upstream.form import TEST_HOME
+from stack.upstream.trees import FIRST_SUBJECT
 
 STANDS = {
     "clean": "alone",
@@ -88,11 +89,12 @@ def test_each_step_gets_a_branch_with_what_it_needs(
     branches = git(place, "branch", "--format=%(refname:short)").split()
     assert [name for name in branches if "/" in name] == sorted(done.state.branches)
     subjects = git(place, "log", "--format=%s", "main..xpu-dsv4/needs").splitlines()
-    assert subjects == ["[XPU] Do needs", "[XPU] Do merges"]
+    assert subjects == ["[XPU] Do needs", "[XPU] Do merges", FIRST_SUBJECT]
     named = git(place, "diff", "--name-only", "main", "xpu-dsv4/renamed").split()
     assert "vllm/new_name.py" in named and "vllm/old_name.py" not in named
     assert not (out / "repository").exists()
     cover = (out / "cover.md").read_text()
+    assert "stand alone 3 of 3 pairs merge with each other.\n\n## Order" in cover
     assert "### Ready\n\n- `clean`\n- `merges`\n- `renamed`\n" in cover
     assert "- `needs`: after `merges`" in cover
     assert "- `there-by-test`: its test passes without it" in cover
@@ -109,9 +111,10 @@ def push_and_mail(stack: ClonedStack, place: Path, out: Path, tmp_path: Path) ->
     git(tmp_path, "init", "-q", "--bare", "forge")
     git(place, "push", "-q", str(tmp_path / "forge"), "refs/heads/xpu-dsv4/*")
     fresh = stack.clone(str(tmp_path / "fresh"))
+    [first] = (out / "mails/tests").iterdir()
     for mails in sorted((out / "mails").iterdir()):
         git(fresh, "checkout", "-q", "--detach", "origin/main")
-        names = map(str, sorted(mails.iterdir()))
+        names = dict.fromkeys([str(first), *map(str, sorted(mails.iterdir()))])
         git(fresh, "am", "-q", "--keep-non-patch", "--keep-cr", *names)
         pushed = f"xpu-dsv4/{mails.name}^{{tree}}"
         tree = git(tmp_path / "forge", "rev-parse", pushed)
@@ -126,7 +129,11 @@ def test_a_bundle_leaves_the_clone_as_it_is(
     done = onto(checked, place, out, slugs=("clean", "needs"), bundle=True)
     after = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
     assert after == before
-    assert set(done.state.branches) == {"xpu-dsv4/clean", "xpu-dsv4/needs"}
+    assert set(done.state.branches) == {
+        "xpu-dsv4/clean",
+        "xpu-dsv4/needs",
+        "xpu-dsv4/tests",
+    }
     fresh = checked.clone(str(tmp_path / "fresh"), "--depth=1")
     git(fresh, "fetch", "-q", str(out / "branches.bundle"), "refs/heads/*:refs/heads/*")
     for branch, commit in done.state.branches.items():
@@ -151,7 +158,7 @@ def test_every_kind_of_clone_gets_the_same_branches(
     for branch, commit in done.state.branches.items():
         assert git(place, "rev-parse", branch).strip() == commit
     subjects = git(place, "log", "--format=%s", "main..xpu-dsv4/needs").splitlines()
-    assert subjects == ["[XPU] Do needs", "[XPU] Do merges"]
+    assert subjects == ["[XPU] Do needs", "[XPU] Do merges", FIRST_SUBJECT]
     git(place, "fsck", "--connectivity-only")
     refs = git(place, "for-each-ref").splitlines(keepends=True)
     others = "".join(line for line in refs if "\trefs/heads/xpu-dsv4/" not in line)
@@ -216,7 +223,25 @@ def test_a_step_that_serving_needs_is_in_the_branch(
         notes.unlink()
     assert [request.stands for request in done.requests] == ["after clean"]
     subjects = git(place, "log", "--format=%s", "main..xpu-dsv4/renamed").splitlines()
-    assert subjects == ["[XPU] Do renamed", "[XPU] Do clean"]
+    assert subjects == ["[XPU] Do renamed", "[XPU] Do clean", FIRST_SUBJECT]
+
+
+def test_what_was_found_before_is_taken_where_it_still_holds(
+    checked: ClonedStack, place: Path, tmp_path: Path
+) -> None:
+    """`needs` does not merge onto the base alone."""
+    rows = checked.write(
+        "docs/data/requests.csv",
+        "release,step,stands,test\n"
+        'v2.0,needs,alone,"1 tests, 1 fail before"\n'
+        'v2.0,renamed,"after clean, merges","1 tests, 1 fail before"\n',
+    )
+    try:
+        done = onto(checked, place, tmp_path / "out", slugs=("renamed", "needs"))
+    finally:
+        rows.unlink()
+    stands = {request.slug: request.stands for request in done.requests}
+    assert stands == {"needs": "after merges", "renamed": "after clean, merges"}
 
 
 def test_a_base_that_does_not_import_is_said_before_a_test_runs(

@@ -25,6 +25,8 @@ from stack.upstream.folder import known_needs
 from stack.upstream.form import TEST_HOME
 from stack.upstream.trees import Person
 
+FIRST_MAIL = "0001-Test-XPU-DSv4-Add-what-DeepSeek-V4-s-tests-on-XPU-sh.patch"
+
 
 def test_an_export_has_branches_mails_and_texts(exported: ExportResult) -> None:
     place = exported.directory
@@ -34,19 +36,22 @@ def test_an_export_has_branches_mails_and_texts(exported: ExportResult) -> None:
         "mails/raise-again/0001-XPU-Do-raise-value.patch",
         "mails/raise-again/0002-XPU-Do-raise-again.patch",
         "mails/raise-value/0001-XPU-Do-raise-value.patch",
+        f"mails/tests/{FIRST_MAIL}",
         "pull-requests/raise-again.md",
         "pull-requests/raise-value.md",
+        "pull-requests/tests.md",
         "requests.csv",
     ]
     work = place / "repository"
     assert git(work, "branch", "--format=%(refname:short)").split() == [
         "xpu-dsv4/raise-again",
         "xpu-dsv4/raise-value",
+        "xpu-dsv4/tests",
     ]
     log = git(work, "log", "--format=%an <%ae>|%cn|%B", "base..HEAD")
-    assert log.count("Me Myself <me@localhost>|Me Myself|") == 2
-    assert log.count("Signed-off-by: Me Myself <me@localhost>\n") == 2
-    assert log.count("Co-authored-by: ") == 2
+    assert log.count("Me Myself <me@localhost>|Me Myself|") == 3
+    assert log.count("Signed-off-by: Me Myself <me@localhost>\n") == 3
+    assert log.count("Co-authored-by: ") == 3
     for own in ("Upstream-Status", "Removal", "Fails-before", "Step:", "tests/steps"):
         assert own not in log
     assert git(work, "status", "--porcelain") == ""
@@ -67,8 +72,12 @@ def test_tests_land_as_a_package_beside_what_they_import(
     assert "from . import numbers_beside as beside\n" in text
     assert "unchanged" not in text and "import pytest" not in text
     assert text.startswith(HEADER + "# SPDX-FileCopyrightText")
-    first = git(home, "show", "--stat", "--format=", "xpu-dsv4/raise-value")
-    assert "test_value.py" in first and "test_three.py" not in first
+    shown = ("show", "--name-only", "--format=")
+    first = git(home, *shown, "xpu-dsv4/tests").split()
+    shared = {"__init__.py", "conftest.py", "numbers_beside.py"}
+    assert {name.rpartition("/")[2] for name in first if TEST_HOME in name} == shared
+    second = git(home, *shown, "xpu-dsv4/raise-value").split()
+    assert sorted(second) == [f"{TEST_HOME}/test_value.py", VALUE]
 
 
 def test_mails_apply_to_a_clean_archive_with_plain_git_am(
@@ -81,15 +90,16 @@ def test_mails_apply_to_a_clean_archive_with_plain_git_am(
     git(clean, "init", "-q")
     git(clean, "add", "-A", "-f")
     git(clean, "commit", "-q", "-m", "vLLM")
-    mails = sorted((exported.directory / "mails/raise-again").iterdir())
+    mails = [exported.directory / "mails/tests" / FIRST_MAIL]
+    mails += sorted((exported.directory / "mails/raise-again").iterdir())
     git(clean, "am", "-q", *map(str, mails))
-    trees = "log", "-2", "--format=%T"
+    trees = "log", "-3", "--format=%T"
     ours = exported.directory / "repository"
     assert git(clean, *trees) == git(ours, *trees)
     assert git(clean, "log", "-1", "--format=%s") == "Do raise-again\n"
-    git(clean, "reset", "-q", "--hard", "HEAD~2")
+    git(clean, "reset", "-q", "--hard", "HEAD~3")
     git(clean, "am", "-q", "--keep-non-patch", "--keep-cr", *map(str, mails))
-    messages = "log", "-2", "--format=%an%B"
+    messages = "log", "-3", "--format=%an%B"
     assert git(clean, *messages) == git(ours, *messages)
 
 

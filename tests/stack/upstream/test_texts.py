@@ -27,7 +27,7 @@ SCALES = (
 def test_a_description_says_what_was_shown(exported: ExportResult) -> None:
     text = (exported.directory / "pull-requests/raise-again.md").read_text()
     assert text.startswith("# [XPU] Do raise-again\n\n## Purpose\n\nWhy.\n")
-    assert "Needs 1 earlier change first; of this branch only the last commit" in text
+    assert "Needs 2 earlier changes first; of this branch only the last commit" in text
     assert "\n- [XPU] Do raise-value\n" in text
     assert f"\nOn an XPU:\n\n```sh\n{PYTEST} {TEST_HOME}/test_three.py\n" in text
     claims = describe(exported.requests[-1], Template(("Claims",)), "v9.9")
@@ -62,12 +62,14 @@ On an abacus.
 def test_notes_put_two_steps_into_one_request(stack: TinyStack) -> None:
     stack.write("patches/raise-again/request.md", NOTES)
     place = written(stack, slugs=("raise-again",)).directory
-    (text,) = (place / "pull-requests").iterdir()
+    text = place / "pull-requests/raise-again.md"
     content = text.read_text()
     assert content.startswith("# [Bugfix][XPU] Raise it twice\n")
     assert "### Motivation\n\nTwice is better.\n" in content
     assert "On an abacus." in content and "CUDA, ROCm" not in content
-    assert "Needs" not in content
+    assert (
+        "Needs 1 earlier change first; of this branch only the last 2 comm" in content
+    )
     assert "### Commit 1: [XPU] Do raise-value\n\nWhy.\n" in content
     assert "### Commit 2: [XPU] Do raise-again\n\nWhy.\n" in content
     assert "/test_value.py` | CPU, the XPU platform emulated |" in content
@@ -76,6 +78,7 @@ def test_notes_put_two_steps_into_one_request(stack: TinyStack) -> None:
     assert list(files(place / "mails")) == [
         "raise-again/0001-XPU-Do-raise-value.patch",
         "raise-again/0002-XPU-Do-raise-again.patch",
+        "tests/0001-Test-XPU-DSv4-Add-what-DeepSeek-V4-s-tests-on-XPU-sh.patch",
     ]
 
 

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -107,3 +108,39 @@ def outputs(
         chosen = ids.to(torch.int32)
         found.append(made.apply(layer, x, scores, chosen, None, None).cpu().clone())
     return found
+
+
+class Executor:
+    """Of two workers of this process, whose layers are `layers`."""
+
+    def __init__(self, config: Any, layers: list[Any]) -> None:
+        self.worker = SimpleNamespace(vllm_config=config)
+        compilation = config.compilation_config
+        for place, (made, layer) in enumerate(layers):
+            layer.quant_method = made
+            runner = SimpleNamespace(routed_experts=layer)
+            compilation.static_forward_context[f"moe.{place}"] = runner
+            compilation.static_all_moe_layers.append(f"moe.{place}")
+
+    def collective_rpc(self, method: Any) -> list[Any]:
+        return [method(self.worker) for _ in range(2)]
+
+
+PAGE = 1000
+"""Bytes of a block of the cache of all layers."""
+
+
+def cache_of(blocks: int) -> Any:
+    """A cache for one layer that reads back all tokens, and one that reads 16."""
+
+    def group(**fields: Any) -> SimpleNamespace:
+        spec = SimpleNamespace(page_size_bytes=PAGE, block_size=16, **fields)
+        return SimpleNamespace(kv_cache_spec=spec)
+
+    whole = group(max_memory_usage_bytes=lambda _: 8 * PAGE)
+    window = group(max_memory_usage_bytes=lambda _: 5 * PAGE, sliding_window=16)
+    return SimpleNamespace(
+        num_blocks=blocks,
+        kv_cache_tensors=[SimpleNamespace(size=blocks * PAGE)] * 2,
+        kv_cache_groups=[whole, window],
+    )

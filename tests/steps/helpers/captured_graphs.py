@@ -188,6 +188,7 @@ class Steps:
         raise NotImplementedError
 
     def execute_model(self, output: Any, received: Any = None) -> None:
+        assert self.execute_model_state is None, "the step before has not ended"
         for request in output.finished_req_ids:
             self.known.pop(request)
         self.known |= {new.req_id: new for new in output.scheduled_new_reqs}

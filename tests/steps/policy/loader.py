@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import layout
-from helpers.loading import Model
+from helpers.loading import NAME, Model
 
 from . import starts
 
@@ -94,6 +94,16 @@ def test_the_model_takes_what_was_compared(
             list(loader.get_all_weights(model_config, model))
     else:
         assert dict(loader.get_all_weights(model_config, model)) == given
+
+
+def test_the_loader_sees_the_model_and_what_it_loaded() -> None:
+    model = Model(torch.bfloat16)
+    listening = layout.module("vllm_xpu_dsv4.loader")._Listening(model)
+    assert listening.part is model.part
+    with pytest.raises(AttributeError, match="secondary_weights"):
+        listening.secondary_weights  # noqa: B018
+    loaded = listening.load_weights([(NAME, torch.ones(4, 4))])
+    assert loaded == listening.loaded == {NAME}
 
 
 def test_a_server_of_the_tower_alone_lacks_nothing(

@@ -27,6 +27,8 @@ def several(*connectors: str) -> dict[str, Any]:
     return transfer("MultiConnector", kv_connector_extra_config={"connectors": members})
 
 
+OFFLOADS = layout.RELEASE >= (0, 26)
+INSTEAD = "Use OffloadingConnector" if OFFLOADS else "Drop --kv-transfer-config"
 REFUSED = {
     "float16": ({"dtype": "float16"}, "--dtype bfloat16"),
     "e5m2 keys": ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype fp8"),
@@ -60,18 +62,30 @@ REFUSED = {
     ),
     "embeddings": ({"enable_prompt_embeds": True}, "send text or token ids"),
     "adapters": ({"enable_lora": True}, "merge the adapter"),
-    "CUDA's copies": (transfer("SimpleCPUOffloadConnector"), "CUDA's own calls. Use"),
+    "CUDA's copies": (
+        transfer("SimpleCPUOffloadConnector"),
+        f"CUDA's own calls. {INSTEAD}",
+    ),
     "a connector that nobody tried": (
         transfer("MooncakeConnector"),
-        "needs the package mooncake-transfer-engine. Use OffloadingConnector",
+        f"needs the package mooncake-transfer-engine. {INSTEAD}",
     ),
     "a connector that keeps nothing": (transfer("ExampleConnector"), "keeps nothing"),
     "a connector of one's own": (
         transfer("OffloadingConnector", kv_connector_module_path="my_connectors"),
         "OffloadingConnector of my_connectors",
     ),
+    **{
+        f"the host's memory, {name}": (
+            told("OffloadingConnector"),
+            "copies pages on CUDA and ROCm alone. Drop --kv-transfer-config",
+        )
+        # The release itself ends, after it read the weights.
+        for name, told in {"alone": transfer, "of several": several}.items()
+        if not OFFLOADS
+    },
     "a member of several": (
-        several("OffloadingConnector", "SimpleCPUOffloadConnector"),
+        several(*["OffloadingConnector"] * OFFLOADS, "SimpleCPUOffloadConnector"),
         "SimpleCPUOffloadConnector is not supported",
     ),
     "16 bits": ({"fields": {"quantization_config": None}}, "FP8 in blocks, with"),
@@ -264,17 +278,18 @@ def test_each_connector_is_served_or_refused(tmp_path: Path) -> None:
     assert len(known) == len(set(known))
     unknown = set(factory.KVConnectorFactory._registry) - {*known, "MultiConnector"}
     assert not unknown
+    served = ["OffloadingConnector"] * OFFLOADS
     for name in {*module.NO_CONNECTORS, *module.UNTRIED_CONNECTORS}:
         reason = module.not_transferred(name, None, {})
         assert f"{name} is not" in reason
-        members = [{"kv_connector": it} for it in ("OffloadingConnector", name)]
-        told = {"connectors": members}
+        told = {"connectors": [{"kv_connector": it} for it in (*served, name)]}
         assert reason in module.not_transferred("MultiConnector", None, told)
 
 
 @pytest.mark.unchanged
 def test_connectors_that_are_served(tmp_path: Path) -> None:
-    for options in (transfer("OffloadingConnector"), several("OffloadingConnector")):
+    connectors = [transfer("OffloadingConnector"), several("OffloadingConnector")]
+    for options in [{}, *connectors * OFFLOADS]:
         assert end_of_configuration(tmp_path, **options) == "a configuration"
 
 

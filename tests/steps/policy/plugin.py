@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from helpers import layout
@@ -46,6 +47,16 @@ def test_without_an_xpu_vllm_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_is_switched_off_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XPU_DSV4_POLICY", "0")
     assert chosen(monkeypatch, "xpu_dsv4") == "vllm's own"
+
+
+def test_it_does_not_ask_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen(monkeypatch, "xpu_dsv4")
+    package = layout.module("vllm_xpu_dsv4")
+    package._another_is_active.cache_clear()
+    asked = MagicMock(return_value="vllm's own")
+    monkeypatch.setattr(layout.module("vllm.platforms"), "xpu_platform_plugin", asked)
+    assert package.register() == PLATFORM
+    asked.assert_called_once_with()
 
 
 def fails() -> str:

@@ -48,8 +48,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         f"{'RoutedExperts' if KINDS['MXFP8'][1] else 'Linear'} in compressed-tensors' "
         "float8 by group with activations by group",
     ),
-    "FP8 by groups": (
-        compressed(8, "float", "group", quantizations.BY_GROUP, group_size=128),
+    "FP8 by 32": (
+        compressed(8, "float", "group", quantizations.BY_GROUP, group_size=32),
+        "Linear in compressed-tensors' float8 by group",
+    ),
+    "bytes by 128": (
+        compressed(
+            *(8, "float", "group", quantizations.BY_GROUP),
+            **{"group_size": 128, "scale_dtype": "torch.uint8"},
+        ),
         "Linear in compressed-tensors' float8 by group",
     ),
     "INT4 of one group": (compressed(4, "int", "channel"), "int4 by channel"),
@@ -190,6 +197,13 @@ else:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind][1]])
 def test_what_has_kernels_is_served(kind: str, tmp_path: Path) -> None:
     check(tmp_path, quantizations.config_of(KINDS[kind][0]))
+
+
+@pytest.mark.unchanged
+def test_layers_may_be_named_one_by_one(tmp_path: Path) -> None:
+    described = compressed(8, "float", "channel", quantizations.BY_TOKEN)
+    described["config_groups"]["group_0"]["targets"] = ["re:.*wo_b"]
+    check(tmp_path, quantizations.config_of(described))
 
 
 LACKED = [kind for kind in KINDS if not KINDS[kind][1]]

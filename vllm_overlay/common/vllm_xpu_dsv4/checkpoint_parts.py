@@ -70,9 +70,7 @@ class PartsCheck:
                 (self._of_draft if draft else self._of_model).note(name, tensor, expert)
             yield name, tensor
 
-    def check(
-        self, model: nn.Module, loaded: set[str] | None, *, draft: bool = False
-    ) -> None:
+    def check(self, model: nn.Module, loaded: set[str] | None, *, draft: bool) -> None:
         """Raise if something is lacking.
 
         Args:

@@ -4,7 +4,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from vllm_xpu_dsv4.releases import SERVES_NIXL
+from vllm_xpu_dsv4.releases import OFFLOADS, SERVES_NIXL
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -13,8 +13,10 @@ NIXL = ("NixlConnector", "NixlPullConnector")
 """Two names of one."""
 NIXL_RANKS = {None: (1, 2, 4, 8), "mtp": (1, 2), "dspark": (1, 2)}
 """By drafts, the tensor-parallel sizes of a side whose bytes were compared."""
-CONNECTORS = ("OffloadingConnector", *(NIXL if SERVES_NIXL else ()))
-"""As `--kv-transfer-config` names them, whose bytes or tokens were compared."""
+HOST = ("OffloadingConnector",)
+CONNECTORS = (*(HOST if OFFLOADS else ()), *(NIXL if SERVES_NIXL else ()))
+"""As `--kv-transfer-config` names them, whose bytes were compared."""
+INSTEAD = "Use OffloadingConnector." if OFFLOADS else "Drop --kv-transfer-config."
 NIXL_REFUSED = {
     name: (
         "pages that it brings lack the last token's window, and in host memory mix "
@@ -28,23 +30,25 @@ NIXL_SERVED = {
         "Use NixlConnector."
     ),
 }
+HOST_REFUSED = {
+    "OffloadingConnector": f"the release copies pages on CUDA and ROCm alone. {INSTEAD}"
+}
 NO_CONNECTORS = {
     "SimpleCPUOffloadConnector": (
-        "it pins and copies memory by CUDA's own calls. Use OffloadingConnector."
+        f"it pins and copies memory by CUDA's own calls. {INSTEAD}"
     ),
-    "HiSparseConnector": (
-        "it copies in CUDA's own streams and events. Use OffloadingConnector."
-    ),
+    "HiSparseConnector": f"it copies in CUDA's own streams and events. {INSTEAD}",
     "P2pNcclConnector": (
         "it sends by NCCL, which XPU lacks. Read and answer prompts in one server."
     ),
     "ExampleConnector": (
         "it saves in hooks of attention layers, which the model does not call, and so "
-        "keeps nothing. Use OffloadingConnector."
+        f"keeps nothing. {INSTEAD}"
     ),
     "DecodeBenchConnector": (
         "it fills pages with one value, and answers mean nothing. Drop it."
     ),
+    **({} if OFFLOADS else HOST_REFUSED),
     **(NIXL_SERVED if SERVES_NIXL else NIXL_REFUSED),
 }
 """Why they are refused, and what to use instead."""
@@ -83,7 +87,7 @@ def not_transferred(
     if module_path is not None:
         return (
             f"a connector of one's own ({name} of {module_path}) is not tried with the "
-            "model. Use OffloadingConnector."
+            f"model. {INSTEAD}"
         )
     if name == "MultiConnector":
         for member in extra_config.get("connectors", ()):
@@ -105,8 +109,7 @@ def not_transferred(
         return f"{name} is not supported, {NO_CONNECTORS[name]}"
     needs = UNTRIED_CONNECTORS.get(name or "", "is not one of vLLM's")
     return (
-        f"{name} is not tried with the model, and so not served: it {needs}. Use "
-        "OffloadingConnector."
+        f"{name} is not tried with the model, and so not served: it {needs}. {INSTEAD}"
     )
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from vllm.config import CUDAGraphMode
 from vllm.distributed.parallel_state import get_world_group
 from vllm.logger import init_logger
 from vllm_xpu_dsv4.graph_check_cases import Case, Cases
@@ -112,8 +111,7 @@ def first_difference(runner: Any) -> str | None:
 def compare(steps: Steps, cases: list[Case]) -> str | None:
     # The largest batch, with tokens that no case has, and with drafts if any has.
     size = attrgetter("drafts", "graph_tokens")
-    compared = [case for case in cases if case.mode != CUDAGraphMode.NONE]
-    reference = max(compared or cases, key=size), len(cases)
+    reference = max(cases, key=size), len(cases)
     untouched = steps.run(*reference, eager=True)
     # No replay has been there, so that no fault of a graph can raise the bound.
     noise = steps.run(*reference, eager=True).error(untouched)

@@ -100,8 +100,7 @@ def _is_draft(model_config: ModelConfig) -> bool:
 
 def _has_tower_alone(model_config: ModelConfig) -> bool:
     """Whether shards are read that have a part of the text model."""
-    options = model_config.multimodal_config
-    return options is not None and getattr(options, "mm_encoder_only", False)
+    return getattr(model_config.multimodal_config, "mm_encoder_only", False)
 
 
 for load_format in FORMATS:

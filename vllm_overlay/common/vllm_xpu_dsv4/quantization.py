@@ -44,8 +44,6 @@ def check_quantization(vllm_config: "VllmConfig") -> None:
             to use.
 
     """
-    if vllm_config.quant_config is None:
-        return
     described = getattr(vllm_config.model_config.hf_config, "quantization_config", None)
     for kind, called in _kinds_of(vllm_config.quant_config, described or {}):
         if kind not in QUANTIZATIONS:

@@ -8,6 +8,8 @@ import vllm
 
 RELEASE = Version(vllm.__version__).release[:2]
 
+OFFLOADS = RELEASE >= (0, 26)
+"""The release copies pages to the host's memory and back on XPU."""
 SERVES_NIXL = RELEASE >= (0, 31)
 """Every byte that NIXL brings is the sender's."""
 LISTS_BALANCED_EXPERTS = RELEASE >= (0, 31)

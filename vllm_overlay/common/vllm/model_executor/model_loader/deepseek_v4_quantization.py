@@ -51,3 +51,12 @@ def keeps_draft_experts(quantization: dict[str, Any], stage: int) -> bool:
     experts = f"mtp.{stage}.ffn.experts"
     kept = kept_layers(quantization, NOT_CONVERTED)
     return is_kept(experts, kept) or is_kept(f"{experts}.0.w1", kept)
+
+
+def draft_experts_config(quant_config: Any, config: Any, stage: int) -> Any:
+    """The quantization config for the routed experts of a stage of the draft model:
+    without `moe_quant_algo` where a conversion of the others left them in MXFP4."""
+    converted = getattr(quant_config, "moe_quant_algo", "")
+    if converted and keeps_draft_experts(quantization_of(config), stage):
+        return quant_config.without_moe_quant_algo()
+    return quant_config

@@ -185,7 +185,7 @@ def fill_expert_cache(
     for config, memory, (_, _, slot_bytes) in zip(
         kv_cache_configs, available_memory, found, strict=True
     ):
-        pages = max((one.size for one in config.kv_cache_tensors), default=0)
+        pages = max(one.size for one in config.kv_cache_tensors)
         kept = min(wanted, config.num_blocks) * pages // config.num_blocks
         extra.append(max(memory - kept, 0) // slot_bytes)
     least, experts, _ = found[0]
