@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from proof.e2e.checkpoints.chat import END, MAX_LENGTH, SPECIAL
+from proof.e2e.judging.checks import MARGIN
 from proof.e2e.running.chat_drafts import MTP, asked_of
 from proof.e2e.running.server import MODEL, Server, checkpoint_of
 from proof.e2e.running.serving import Engines, Job, Prompt, Served
@@ -19,7 +20,7 @@ USER = [{"role": "user", "content": "hi"}]
 PLAIN = {"thinking": False}
 CLOSE, DRAFTED = 1e-4, 0.05
 """How far log-probabilities of the same tokens may lie apart; with drafts a step has
-other sums, which were seen to make 0.016."""
+other sums, which were seen to make 0.016 and to decide a near tie."""
 
 
 @pytest.fixture(scope="session")
@@ -52,10 +53,17 @@ def test_tokens_and_logprobs_are_the_engines_own(
             extra_body={"return_token_ids": True, "ignore_eos": True},
         )
         (choice,) = answer.choices
-        assert choice.token_ids == tokens
+        pairs = enumerate(zip(choice.token_ids, tokens, strict=True))
+        same = next((place for place, (ours, its) in pairs if ours != its), len(tokens))
+        if asked is server:
+            assert same == len(tokens), (choice.token_ids, tokens)
+        elif same < len(tokens):
+            second, best = sorted(value for value, _ in places[same].values())[-2:]
+            assert best - second <= MARGIN, (choice.token_ids, tokens)
         assert choice.logprobs is not None
         own = [place[token][0] for token, place in zip(tokens, places, strict=True)]
-        assert choice.logprobs.token_logprobs == pytest.approx(own, abs=close)
+        theirs = choice.logprobs.token_logprobs
+        assert theirs[:same] == pytest.approx(own[:same], abs=close)
 
 
 def complete(server: Server, **given: object) -> list[str]:
