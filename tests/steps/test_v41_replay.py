@@ -48,7 +48,7 @@ def scheduler_of(
         ),
     }
     config.cache_config.num_gpu_blocks = 8192
-    # A CPU may have turned it off.
+    # A CPU without AMX switches it off for MLA.
     config.cache_config.enable_prefix_caching = caching
     return layout.module("vllm.v1.core.sched.scheduler").Scheduler(
         config,
@@ -70,9 +70,10 @@ def request(tokens: list[int], image: int | None = None, **sampling: Any) -> Any
     from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import sha256
-    from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.request import Request
 
+    init_none_hash(sha256)
     request.count += 1  # type: ignore[attr-defined]
     images = [] if image is None else [PlaceholderRange(offset=image, length=9)]
     return Request(
