@@ -38,7 +38,9 @@ def project(
 
     """
     tokens, hc_mult, hidden = residual.shape
-    block_d, split_dim = 64, (64 if tokens <= 64 else 512)
+    # Few tokens need many splits for programs enough; many need few, whose partials
+    # are less to write and to read.
+    block_d, split_dim = 64, (64 if tokens <= 64 else 128 if tokens <= 512 else 512)
     block_t, num_warps = (16, 4) if tokens <= 512 else (32, 8)
     splits = cdiv(hidden, split_dim)
     device = residual.device
