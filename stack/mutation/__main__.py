@@ -33,7 +33,7 @@ def main(words: list[str] | None = None) -> int:
         "--only",
         action="append",
         metavar="TEXT",
-        help="plant only faults whose line, as printed, has this or another --only",
+        help="plant only faults whose printed line has this text; may be repeated",
     )
     parser.add_argument(
         "--list", action="store_true", help="print the faults; run nothing"
