@@ -91,8 +91,8 @@ def added_lines(old: str, new: str) -> set[int]:
 class Trial:
     """A step's test on a copy of its tree, whose files are links to those of the build.
 
-    Runs share imports that read nothing of the module: they would keep it without the
-    fault. The test that saw the last fault goes first.
+    Runs share imports unless these read the module, which they would keep without the
+    fault. Tests that saw earlier faults run first.
 
     Args:
         work: an empty folder on the disk of the build.
@@ -157,8 +157,8 @@ class Trial:
         (self._site / path).write_bytes(content)
 
     def _problems(self, module: str = "") -> tuple[str, ...]:
-        """Why the test is red, on the emulated XPU or then on vLLM's CPU platform, if a
-        module has a fault, or none."""
+        """Why the test is red, on the emulated XPU or then on vLLM's CPU platform;
+        `module` is the path of the module that has a fault, if one has."""
         share = module not in self._read_by_imports
         problems = judge_alone(self._run(XPU, share))
         if not problems and self._material.any_platform:
@@ -167,7 +167,7 @@ class Trial:
 
     @functools.cached_property
     def _read_by_imports(self) -> frozenset[str]:
-        """The paths of all files that imports read which runs may share."""
+        """The paths of all files that the shared imports read."""
         nothing, reads = self._work / "nothing.py", self._work / "reads.txt"
         nothing.touch()
         self._start([str(nothing)], XPU, share=True, reads=reads)

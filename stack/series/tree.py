@@ -57,6 +57,11 @@ class Trailers:
         text = self.fails_before
         return None if text is None or _NOTHING_FAILS.fullmatch(text) else text
 
+    @property
+    def for_upstream(self) -> bool:
+        """Whether the step is to be sent upstream."""
+        return not self.upstream_status.startswith(("Inappropriate", "Backport"))
+
     def lines(self) -> list[str]:
         """The trailers as the mail has them."""
         lines = []

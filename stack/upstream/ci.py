@@ -2,8 +2,8 @@
 """The jobs of upstream's CI that run the exported tests.
 
 One runs them on an XPU, another those marked `any_platform` on the CPU platform. A job
-starts where a file changes that it names, so it names what a request changes; where an
-earlier request brought the job, it names more.
+starts where a file changes that it names, so it names what the steps change. A base may
+have the job of an earlier export; its job then names more.
 """
 
 import re
@@ -28,8 +28,8 @@ def ci_files(
 
     Args:
         texts: the base's files of `CI_FILES`, as far as it has them.
-        changed: the files that the request changes.
-        on_cpu: whether tests of it are marked `any_platform`.
+        changed: the files that the steps change.
+        on_cpu: whether some of their tests are marked `any_platform`.
     """
     sources = {
         KERNEL_HOME if path.startswith(KERNEL_HOME + "/") else path

@@ -151,7 +151,7 @@ def export(
     hooks = require_clean(project, cache, base, forms.common, ends, types=whole is None)
     own = test_commits(project, cache, ends) if bisect else {}
     requests = tuple(
-        _exported(store, request, branches[request.slug], hooks, own)
+        _exported(store, request, parent, branches[request.slug], hooks, own)
         if request.slug in branches
         else request
         for request in requests
@@ -159,8 +159,8 @@ def export(
     commits = {
         request.branch: branches[request.slug].tip.commit for request in standing
     }
-    if ends and (first := ends[0].base.commit) != parent:
-        commits = {branch_of(FIRST): first, **commits}
+    if any(request.on_first for request in requests):
+        commits = {branch_of(FIRST): ends[0].base.commit, **commits}
     alone = {
         request.slug: branches[request.slug]
         for request in standing
@@ -270,11 +270,12 @@ def _requests(
 def _exported(
     store: Store,
     request: PullRequest,
+    parent: str,
     branch: Series,
     hooks: Mapping[str, str],
     tests: Mapping[str, Result],
 ) -> PullRequest:
-    """A request with what its branch shows."""
+    """A request with what its branch on the commit `parent` shows."""
     changed = sorted({path for tree in branch.steps for path in tree.changed})
     own = branch.steps[-len(request.commits) :]
     kernels = [path for tree in own for path in tree.added if is_kernel(path)]
@@ -286,6 +287,7 @@ def _exported(
         alone=tests.get(request.slug),
         labels=labels(_text(store, branch.base, RULES), request.title, changed),
         kernels=sum(text.count(b"\n") for text in brought.values()),
+        on_first=branch.base.commit != parent,
     )
 
 

@@ -38,6 +38,8 @@ class PullRequest:
         labels: those that the base's rules give it.
         alone: the result of the exported commit's own test run, None if that was not
             asked for.
+        on_first: whether its branch stands on the first request's commit, which a base
+            lacks until it is merged.
     """
 
     commits: tuple[Standing, ...]
@@ -48,6 +50,7 @@ class PullRequest:
     lint: str = ""
     labels: tuple[str, ...] = ()
     alone: Result | None = None
+    on_first: bool = False
 
     @property
     def slug(self) -> str:
@@ -83,7 +86,7 @@ class PullRequest:
 
     @property
     def for_upstream(self) -> bool:
-        return not self.upstream_status.startswith(("Inappropriate", "Backport"))
+        return self.steps[-1].trailers.for_upstream
 
     @property
     def stands(self) -> str:
@@ -106,7 +109,7 @@ class PullRequest:
         series = self.standing.series
         own = len(self.commits)
         steps = [tree.step.subject for tree in series.steps[:-own]] if series else []
-        return [FIRST_SUBJECT, *steps]
+        return [FIRST_SUBJECT, *steps] if self.on_first else steps
 
     @property
     def short(self) -> str:

@@ -65,9 +65,12 @@ def texts(
         for request in requests
         if request.for_upstream and request.standing.state == "stands"
     }
-    first = {"template": template, "message": FIRST_MESSAGE, "test_home": TEST_HOME}
+    if any(request.on_first for request in requests):
+        values = {"template": template, "message": FIRST_MESSAGE}
+        values |= {"test_home": TEST_HOME}
+        text = rendered("stack.upstream", "first.md", values)
+        described = {f"{TEXTS}/{FIRST}.md": text, **described}
     return {
-        f"{TEXTS}/{FIRST}.md": rendered("stack.upstream", "first.md", first),
         **described,
         "cover.md": cover(requests, conflicts, base, number, person),
         "requests.csv": csv_text(requests_rows(requests)),
@@ -97,7 +100,7 @@ def cover(
         "requests": requests,
         "conflicts": conflicts,
         "pairs": alone * (alone - 1) // 2,
-        "first": branch_of(FIRST),
+        "first": any(request.on_first for request in requests) and branch_of(FIRST),
         "order": order,
         "base": base,
         "number": number,

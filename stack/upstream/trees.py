@@ -132,8 +132,9 @@ def _signed(parts: Iterable[str], person: Person, assistant: str) -> str:
 class UpstreamForms:
     """Every file of some series in upstream's form, by its path in the tree.
 
-    `tests` maps a step to its test's modules, `shared` are the other files of all
-    tests, `jobs` has the CI files with the jobs, and `date` is the first commit's.
+    `shared` are the files that tests of the steps for upstream read beside their
+    modules. `tests` maps a step to the other files of its test, `jobs` has the CI files
+    with the jobs, and `date` is the first commit's.
     """
 
     files: Mapping[str, bytes]
@@ -155,18 +156,29 @@ class UpstreamForms:
             SeriesError: a file cannot be brought into upstream's form.
         """
         base, support = every[0].base, Support.of(project)
-        files: dict[str, bytes] = {}
-        tests: dict[str, tuple[str, ...]] = {}
-        for tree in whole.steps:
-            made = package(material_of(support, tree.step).tests)
-            tests[tree.slug] = tuple(filter(_is_test, made))
-            files |= made
-        shared = frozenset(path for path in files if not _is_test(path))
+        packages = {
+            tree.slug: package(material_of(support, tree.step).tests)
+            for tree in whole.steps
+        }
+        files = {
+            path: text for made in packages.values() for path, text in made.items()
+        }
+        sent = [tree for tree in whole.steps if tree.step.trailers.for_upstream]
+        shared = frozenset(
+            path
+            for tree in sent
+            for path in packages[tree.slug]
+            if not PurePosixPath(path).name.startswith("test_")
+        )
+        tests = {
+            slug: tuple(path for path in made if path not in shared)
+            for slug, made in packages.items()
+        }
         entries = store.git.files(base.tree_id)
         for tip in {series.tip.tree_id for series in every}:
             entries |= store.git.files(tip)
         kernels, configuration, jobs = _read(store.git, entries)
-        changed = {path for tree in whole.steps for path in tree.changed}
+        changed = {path for tree in sent for path in tree.changed}
         on_cpu = any(ANY_PLATFORM in files[path] for path in files.keys() - shared)
         files |= {path: kernel(content) for path, content in kernels.items()}
         with store.cache.scratch() as scratch:
@@ -229,10 +241,6 @@ class UpstreamForms:
         }
         changes |= {path: text.encode() for path, text in self.jobs.items()}
         writer.add(changes, scratch)
-
-
-def _is_test(path: str) -> bool:
-    return PurePosixPath(path).name.startswith("test_")
 
 
 def _read(

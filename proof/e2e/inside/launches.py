@@ -3,7 +3,7 @@
 
 Lives inside an installed vLLM, beside `recording.py`. An interpreted Triton kernel, an
 op of vllm-xpu-kernels and an operator of torch that computes count as one launch each;
-what they do inside is not seen.
+what they do inside is not seen. An op of vLLM counts as what it calls.
 """
 
 import re

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the rounding twin is sure of another token than the engine, roundings decide.
 
-Of prompts that `test_v41.py` leaves out for that: the engine's inputs part from the
-twin's by a little in each sublayer and by much in none, and leads of tokens lie among
-those of a twin whose embeddings are nudged by up to half the step of bfloat16.
+On prompts that `test_v41.py` leaves out for that, the engine's inputs drift from the
+twin's by little in every sublayer. The leads of its tokens are within the spread of
+twins whose embeddings are nudged by up to half a step of bfloat16.
 """
 
 from dataclasses import replace
@@ -42,7 +42,7 @@ def served(engines: Engines, release: str) -> tuple[Served, V41Twin]:
 
 
 @pytest.mark.serves(JOB)
-def test_no_layer_begins_it(served: tuple[Served, V41Twin]) -> None:
+def test_no_single_layer_causes_it(served: tuple[Served, V41Twin]) -> None:
     result, twin = served
     for request in result.texts:
         apart = inputs_apart(result, twin, request)

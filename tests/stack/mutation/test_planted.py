@@ -118,6 +118,18 @@ def test_a_red_test_is_an_error(
     assert "fails without a fault" in said and "xpustack check v1.0 more" in said
 
 
+def test_tests_that_need_their_order_are_an_error(
+    stack: TinyStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = "\n\nSEEN = []\n\n\ndef test_first():\n    SEEN.append(1)\n"
+    later = "\n\ndef test_later():\n    assert SEEN and value.most(3, 2) == 2\n"
+    test = HEADER + "from vllm import value\n" + first + later
+    stack.write("tests/steps/test_value.py", test)
+    assert main(["v1.0", "more", "--only", "return bound"]) != 0
+    said = capsys.readouterr()
+    assert "seen: " in said.out and "fails without a fault" in said.err
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -226,6 +226,22 @@ def test_a_step_that_serving_needs_is_in_the_branch(
     assert subjects == ["[XPU] Do renamed", "[XPU] Do clean", FIRST_SUBJECT]
 
 
+def test_the_first_request_goes_when_the_base_has_it(
+    checked: ClonedStack, place: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    onto(checked, place, out, slugs=("clean",))
+    git(place, "update-ref", "refs/heads/main", "xpu-dsv4/tests")
+    done = onto(checked, place, out, slugs=("clean",))
+    assert set(done.state.branches) == {"xpu-dsv4/clean"}
+    texts = [path.name for path in (out / "pull-requests").iterdir()]
+    assert texts == ["clean.md"]
+    assert FIRST_SUBJECT not in (out / "pull-requests/clean.md").read_text()
+    cover = (out / "cover.md").read_text()
+    assert "mails/tests" not in cover and "Below each branch" not in cover
+    assert "asks for an RFC first. Once a request is merged" in cover
+
+
 def test_what_was_found_before_is_taken_where_it_still_holds(
     checked: ClonedStack, place: Path, tmp_path: Path
 ) -> None:

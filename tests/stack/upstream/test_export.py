@@ -80,6 +80,18 @@ def test_tests_land_as_a_package_beside_what_they_import(
     assert sorted(second) == [f"{TEST_HOME}/test_value.py", VALUE]
 
 
+def test_a_step_that_stays_here_brings_its_own_helpers(stack: TinyStack) -> None:
+    patch = stack.patch("raise-again")
+    kept = patch.read_text().replace("Status: Pending", "Status: Inappropriate [ours]")
+    patch.write_text(kept)
+    run(stack.project, stack.cache, [stack.release])
+    home = written(stack).directory / "repository"
+    shown = ("show", "--name-only", "--format=")
+    helper = f"{TEST_HOME}/numbers_beside.py"
+    assert helper not in git(home, *shown, "xpu-dsv4/tests").split()
+    assert helper in git(home, *shown, "xpu-dsv4/raise-again").split()
+
+
 def test_mails_apply_to_a_clean_archive_with_plain_git_am(
     stack: TinyStack, exported: ExportResult
 ) -> None:
