@@ -23,6 +23,8 @@ DATA = Path(__file__).parents[1] / "step.toml"
 INDEX_KEY_BYTES, PAGED_KEY_BYTES = 132, 584
 DPAS_OPERATIONS = 2 * 8 * 16 * 16
 """Operations of one dpas.8x8 of bf16: 8 rows, 16 columns, 16 products."""
+LAUNCHES = "launches"
+"""The part of a step in which the device waits for the next kernel."""
 
 
 @dataclass(frozen=True)
@@ -131,22 +133,18 @@ def decode(model: Shapes, split: Split, requests: int, kernels: Kernels) -> list
     parts.append(Part("experts, fixed cost", walk, "kernel"))
     parts.append(_hyper(model, split, requests))
     parts.append(_collectives(model, split, requests, known))
-    gap = _range(known["device_launch"]["microseconds"])
-    count = launches(model)
-    parts.append(
-        Part(
-            "launches",
-            Range(gap.fast * count.fast, gap.slow * count.slow).times(1e-3),
-            "launch",
-        )
-    )
+    parts.append(Part(LAUNCHES, _of_launches(model, "device_launch"), "launch"))
     return parts
 
 
 def host(model: Shapes) -> Range:
     """Milliseconds in which the host launches an eager decode step."""
-    one = _range(constants()["host_launch"]["microseconds"])
-    count = launches(model)
+    return _of_launches(model, "host_launch")
+
+
+def _of_launches(model: Shapes, cost: str) -> Range:
+    """Milliseconds of a decode step's launches, at the constant `cost` for each."""
+    one, count = _range(constants()[cost]["microseconds"]), launches(model)
     return Range(one.fast * count.fast, one.slow * count.slow).times(1e-3)
 
 

@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from lab.aot.costs import step_page
+from lab.aot.costs import step, step_page
 from stack.core.markdown import with_section
 from stack.core.rows import read_rows
 
@@ -30,3 +30,21 @@ def test_the_page_shows_the_rows() -> None:
         ),
     ):
         assert with_section(PAGE, section, shown) == PAGE.read_text("utf-8")
+
+
+def test_the_rows_count_the_launches_of_today() -> None:
+    """Other parts follow from machine code, which takes minutes to compile."""
+    shown = {
+        (row["devices"], row["model"]): (row["ms from"], row["ms to"])
+        for row in rows(step_page.PARTS)
+        if row["part"] == step.LAUNCHES
+    }
+    gap = step.constants()["device_launch"]["microseconds"]
+    assert shown == {
+        (of.name, of.model.name): tuple(
+            f"{end * count / 1000:.2f}"
+            for end, count in zip(gap, (n.fast, n.slow), strict=True)
+        )
+        for of in step_page.bought()
+        for n in [step.launches(of.model)]
+    }
