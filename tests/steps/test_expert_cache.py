@@ -161,7 +161,7 @@ def test_memory_that_is_not_pinned_is_named(
     ("size", "requests", "room", "slots"),
     [
         *((2, 1, 3, 3), (2, 1, 2, 3), (2, 1, 1, 2), (2, 1, 0, 2)),
-        *((2, 3, 2, 3), (2, 1, 99, 6), (2, 99, 2, 2), (1, 1, 3, 5)),
+        *((2, 3, 3, 3), (2, 3, 2, 3), (2, 1, 99, 6), (2, 99, 2, 2), (1, 1, 3, 5)),
     ],
 )
 def test_experts_take_what_the_cache_of_all_requests_leaves(

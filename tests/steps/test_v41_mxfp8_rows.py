@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import kernel_trace, layout, v41
+from helpers import kernel_trace, layout, output_projection, v41
 from helpers.compilations import check, compiled
 
 CHOICES = {
@@ -234,3 +234,11 @@ def test_a_product_takes_plain_rows(attn: Any) -> None:
     wanted = exact @ (weight * scale).T
     got = attn.fused_wqa_wkv(x)[0].double()
     assert (got - wanted).norm() < 0.004 * wanted.norm()
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("backend", ["auto", None], ids=["FP8", "BF16"])
+def test_products_of_v4(backend: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their wo_b takes the rows of wo_a's product, of either kind."""
+    made = output_projection.projected(backend, monkeypatch)
+    output_projection.check(made)
