@@ -23,10 +23,12 @@ from helpers.cached_experts import (
     TOKENS,
     TOPK,
     Executor,
+    Host,
     build,
     cache_of,
     current_config,
     load,
+    loaded,
     method,
     outputs,
     take_slots,
@@ -49,9 +51,7 @@ def test_bits_are_those_of_experts_on_the_device(slots: int, config: Any) -> Non
     load(resident, layer)
     wanted = outputs(resident, layer)
     take_slots(config, slots)
-    cached = method()
-    layer = build(cached)
-    load(cached, layer)
+    cached, layer = loaded()
     for mine, theirs in zip(outputs(cached, layer), wanted, strict=True):
         assert torch.equal(mine, theirs)
     experts = cached.moe_kernel.fused_experts
@@ -69,18 +69,28 @@ def test_bits_are_those_of_experts_on_the_device(slots: int, config: Any) -> Non
     assert hits or slots == TOPK
 
 
+def test_a_layer_has_all_its_experts(config: Any) -> None:
+    """What a start refuses no layer does: a step reads experts by their own numbers."""
+    take_slots(config, TOPK)
+    made, layer = loaded()
+    layer.expert_map = torch.arange(EXPERTS)
+    with pytest.raises(AssertionError):
+        outputs(made, layer)
+
+
 def test_what_is_taken_is_printed_once(
     config: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     monkeypatch.setattr(layout.module(OWN), "GiB_bytes", 1)
     take_slots(config, 3)
+    said = []
     with caplog.at_level(logging.INFO):
         for name in (FIRST, LATER):
-            made = method()
-            load(made, build(made, name))
-    lines = [line for line in caplog.messages if line.startswith("Experts")]
-    assert len(lines) == 2, lines
+            loaded(name)
+            said.append([line for line in caplog.messages if line[:7] == "Experts"])
+    lines = said[0]
+    assert len(lines) == 2 and said[1] == lines, said
     assert "GiB of pinned memory of this host" in lines[0]
     taken = 3 * LAYERS * EXPERT_BYTES
     assert f"Experts on the device: 3 of 6 a layer, {taken}.00 GiB" in lines[1]
@@ -148,10 +158,14 @@ def test_memory_that_is_not_pinned_is_named(
 
 
 @pytest.mark.parametrize(
-    ("requests", "room", "slots"),
-    [(1, 3, 3), (1, 2, 3), (1, 1, 2), (1, 0, 2), (3, 3, 3), (1, 99, 6), (99, 2, 2)],
+    ("size", "requests", "room", "slots"),
+    [
+        *((2, 1, 3, 3), (2, 1, 2, 3), (2, 1, 1, 2), (2, 1, 0, 2)),
+        *((2, 3, 3, 3), (2, 3, 2, 3), (2, 1, 99, 6), (2, 99, 2, 2), (1, 1, 3, 5)),
+    ],
 )
 def test_experts_take_what_the_cache_of_all_requests_leaves(
+    size: int,
     requests: int,
     room: int,
     slots: int,
@@ -159,22 +173,19 @@ def test_experts_take_what_the_cache_of_all_requests_leaves(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`room` experts of one layer beside the cache; two layers share it. A request
-    decodes with 8 blocks and 2, and reads a chunk of its prompt with 3 more."""
+    """`room` experts of one layer beside the cache; `size` layers share it, on as many
+    workers, of which the second has more. A request decodes with 8 blocks and 2, and
+    reads a chunk of its prompt with 3 more."""
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     take_slots(config, -1)
     config.scheduler_config.max_num_seqs = requests
-    layers = []
-    for name in (FIRST, LATER):
-        made = method()
-        layer = build(made, name)
-        load(made, layer)
-        layers.append((made, layer))
+    layers = [loaded(name) for name in (FIRST, LATER)[:size]]
     caches = [made.moe_kernel.fused_experts for made, _ in layers]
-    assert [len(one.cache.expert_of) for one in caches] == [TOPK] * 2
-    assert [one.most_slots for one in caches] == [EXPERTS] * 2
+    assert [len(one.cache.expert_of) for one in caches] == [TOPK] * size
+    assert [one.most_slots for one in caches] == [EXPERTS] * size
     blocks = 1 + 10 * min(requests, 9) + 3
     memory = blocks * PAGE + room * EXPERT_BYTES
+    available = [memory, memory + PAGE][:size]
     own, freed = layout.module(OWN), []
     monkeypatch.setattr(
         torch.accelerator,
@@ -182,19 +193,20 @@ def test_experts_take_what_the_cache_of_all_requests_leaves(
         lambda: freed.append(any(hasattr(one, "cache") for one in caches)),
     )
     with caplog.at_level(logging.INFO):
-        # The second worker has more.
         left = own.fill_expert_cache(
             Executor(config, layers),
             config,
-            [cache_of(memory // PAGE)] * 2,
-            [memory, memory + PAGE],
+            [cache_of(memory // PAGE)] * size,
+            available,
         )
-    taken = (slots - TOPK) * 2 * EXPERT_BYTES
-    assert left == [memory - taken, memory + PAGE - taken]
-    assert [len(one.cache.expert_of) for one in caches] == [slots] * 2
+    taken = (slots - TOPK) * size * EXPERT_BYTES
+    assert left == [bytes_ - taken for bytes_ in available]
+    assert [len(one.cache.expert_of) for one in caches] == [slots] * size
     assert f"Experts on the device: {slots} of {EXPERTS} a layer" in caplog.text
     assert ("lower them" in caplog.text) == (slots == TOPK)
-    assert freed == [False] * (2 * (slots > TOPK)), "slots were there beside new ones"
+    assert freed == [False] * (size * (slots > TOPK)), (
+        "slots were there beside new ones"
+    )
     assert own.expert_cache_size() == (slots if slots > TOPK else -1)
     outputs(*layers[0])
 
@@ -239,15 +251,15 @@ def test_room_is_measured_or_given(
     config.model_config.enable_sleep_mode = False
     own.check_expert_cache(config)
     monkeypatch.setenv("VLLM_ENABLE_STARTUP_PLAN", "1")
-    if hasattr(own.envs, "VLLM_ENABLE_STARTUP_PLAN"):
-        with pytest.raises(ValueError, match="or VLLM_ENABLE_STARTUP_PLAN: drop"):
-            own.check_expert_cache(config)
+    with pytest.raises(ValueError, match="or VLLM_ENABLE_STARTUP_PLAN: drop"):
+        own.check_expert_cache(config)
     monkeypatch.delenv("VLLM_ENABLE_STARTUP_PLAN")
     config.cache_config.kv_cache_memory_bytes = 1 << 30
     with pytest.raises(ValueError, match="nobody measures with --kv-cache-memory-"):
         own.check_expert_cache(config)
-    take_slots(config, TOPK)
-    own.check_expert_cache(config)
+    for slots in (0, TOPK):
+        take_slots(config, slots)
+        own.check_expert_cache(config)
 
 
 @pytest.mark.parametrize(
@@ -356,6 +368,9 @@ def test_other_experts_are_refused(config: Any) -> None:
     with pytest.raises(NotImplementedError, match="UnquantizedFusedMoEMethod"):
         moe_layers.experts(config)
     moe_layers.experts(model_configs.vllm_config())
+    take_slots(config, -1)
+    config.quant_config = model_configs.vllm_config(quantized=True).quant_config
+    moe_layers.experts(config)
 
 
 def test_processing_leaves_them_on_the_host(config: Any) -> None:
@@ -367,17 +382,6 @@ def test_processing_leaves_them_on_the_host(config: Any) -> None:
     with context.device_loading_context(layer, torch.device("meta")):
         assert not any(part.is_meta for part in layer.parameters())
     assert [part.data_ptr() for part in layer.parameters()] == addresses
-
-
-class Host:
-    """A parameter's values on the host, which say where they were moved."""
-
-    def __init__(self) -> None:
-        self.moved: list[torch.device] = []
-
-    def to(self, device: torch.device) -> torch.Tensor:
-        self.moved.append(device)
-        return torch.ones(2)
 
 
 @pytest.mark.unchanged

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The JIT warm-up compiles every kernel that attention needs for a request."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +10,8 @@ from helpers import indexer_batch, layer_parts, layout, model_layers
 from helpers.attention_batch import Batch, random_sinks
 from helpers.block_fp8 import load
 from helpers.compilations import check, compiled, warmed_up
+
+KERNELS = "vllm.model_executor.kernels.xpu_dsv4"
 
 
 def registered(registries: list[Any]) -> Callable[[Any, int], Any]:
@@ -88,11 +90,25 @@ def test_a_request_of_a_layer_in_fp8_compiles_nothing(
 
 @pytest.mark.parametrize(("ratio", "width"), [(0, 128), (4, 640), (128, 256)])
 def test_decode_is_compiled_for_all_keys_of_a_token(ratio: int, width: int) -> None:
-    """Of its window, and as many as the indexer chooses or as a context has."""
+    """Of its window, and as many as the indexer chooses or as a context has; for each
+    number of tokens a kernel without splits, with a few or with many."""
     batch = Batch(ratio, (131,), (1,), sinks=random_sinks(), build=registered([]))
     module = layout.module("vllm.models.deepseek_v4.xpu.jit_warmup")
+    if batch.layer.topk_indices_buffer is not None:
+        # As many rows as it has columns otherwise.
+        batch.layer.topk_indices_buffer = batch.layer.topk_indices_buffer[:8]
     keys = module.XPU_SPARSE_DECODE_KERNEL.get_warmup_keys(batch.layer)
     assert {key.topk_width + key.swa_width for key in keys} == {width}
+    most, heads = batch.layer.max_num_batched_tokens, batch.layer.n_local_heads
+    config_of = layout.module(f"{KERNELS}.mla._decode_config").decode_config
+    splits = [config_of(n, heads, width).splits for n in range(1, most + 1)]
+    few = layout.module(f"{KERNELS}.mla._merge").FEW_SPLITS
+
+    def kinds(splits: Iterable[int]) -> set[int]:
+        return {(n > 1) + (n > few) for n in splits}
+
+    assert keys[0].num_tokens == 1
+    assert kinds(splits[key.num_tokens - 1] for key in keys) == kinds(splits)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +143,7 @@ def test_pages_of_a_request_compile_nothing(
     indexer = batch.layer.indexer
     indexer.k_cache.kv_cache = zeros(3, 64, 68, dtype=torch.uint8)
     before = warmed_up(registries[0], monkeypatch)
-    kernels = "vllm.model_executor.kernels.xpu_dsv4"
-    logits = layout.module(f"{kernels}.indexer.mqa_logits_mxfp4").mxfp4_paged_mqa_logits
+    logits = layout.module(f"{KERNELS}.indexer.mqa_logits_mxfp4").mxfp4_paged_mqa_logits
     with compiled(monkeypatch, launch=False) as needed:
         logits(
             zeros(3, 1, indexer.n_head, 64, dtype=torch.int8),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import kernel_trace, layout, v41
+from helpers import block_fp8, kernel_trace, layer_parts, layout, output_projection, v41
 from helpers.compilations import check, compiled
 
 CHOICES = {
@@ -234,3 +234,20 @@ def test_a_product_takes_plain_rows(attn: Any) -> None:
     wanted = exact @ (weight * scale).T
     got = attn.fused_wqa_wkv(x)[0].double()
     assert (got - wanted).norm() < 0.004 * wanted.norm()
+
+
+@pytest.mark.unchanged
+def test_the_product_of_v4_in_fp8() -> None:
+    """wo_b takes its rows as before, a row for each token."""
+    layer = output_projection.attention("auto")
+    weight = block_fp8.load(layer.wo_a)
+    layer_parts.finish_loading(layer)
+    layer.wo_b = torch.nn.Identity()
+    operand = layer._alloc_attn_out(3, drawn(3, layer.hidden_size))
+    operand.data.copy_(torch.randn(operand.data.shape))
+    operand.scale.copy_(torch.rand(operand.scale.shape))
+    got = layer._o_proj(operand, torch.arange(3, device=layout.device()))
+    rows = operand.data.double() * operand.scale.double().repeat_interleave(128, -1)
+    groups = weight.view(len(rows), layer.o_lora_rank, -1)
+    wanted = torch.einsum("gtd,grd->tgr", rows.cpu(), groups).flatten(1)
+    assert (got.cpu().double() - wanted).norm() < 0.004 * wanted.norm()

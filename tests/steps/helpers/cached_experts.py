@@ -96,6 +96,14 @@ def load(made: Any, layer: Layer) -> None:
     made.process_weights_after_loading(layer)
 
 
+def loaded(name: str = LATER) -> tuple[Any, Layer]:
+    """A method and its layer, with weights."""
+    made = method()
+    layer = build(made, name)
+    load(made, layer)
+    return made, layer
+
+
 def outputs(
     made: Any, layer: Layer, steps: tuple[int, ...] = (TOKENS, 1, TOKENS)
 ) -> list[torch.Tensor]:
@@ -111,10 +119,10 @@ def outputs(
 
 
 class Executor:
-    """Of two workers of this process, whose layers are `layers`."""
+    """Of workers of this process, as many as `layers`, which all of them have."""
 
     def __init__(self, config: Any, layers: list[Any]) -> None:
-        self.worker = SimpleNamespace(vllm_config=config)
+        self.workers = [SimpleNamespace(vllm_config=config)] * len(layers)
         compilation = config.compilation_config
         for place, (made, layer) in enumerate(layers):
             layer.quant_method = made
@@ -123,7 +131,18 @@ class Executor:
             compilation.static_all_moe_layers.append(f"moe.{place}")
 
     def collective_rpc(self, method: Any) -> list[Any]:
-        return [method(self.worker) for _ in range(2)]
+        return [method(worker) for worker in self.workers]
+
+
+class Host:
+    """A parameter's values on the host, which say where they were moved."""
+
+    def __init__(self) -> None:
+        self.moved: list[torch.device] = []
+
+    def to(self, device: torch.device) -> torch.Tensor:
+        self.moved.append(device)
+        return torch.ones(2)
 
 
 PAGE = 1000

@@ -55,10 +55,9 @@ def check_expert_cache(vllm_config: VllmConfig) -> None:
 
     """
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
-    # Not in every release.
-    is_stored = getattr(envs, "VLLM_ENABLE_STARTUP_PLAN", False)
-    is_auto = vllm_config.offload_config.moe_expert_cache_size < 0
-    if is_auto and (is_stored or vllm_config.cache_config.kv_cache_memory_bytes):
+    if vllm_config.offload_config.moe_expert_cache_size < 0 and (
+        envs.VLLM_ENABLE_STARTUP_PLAN or vllm_config.cache_config.kv_cache_memory_bytes
+    ):
         raise ValueError(
             f"{FLAG} auto needs the memory that a step takes, which nobody measures "
             f"with --kv-cache-memory-bytes or VLLM_ENABLE_STARTUP_PLAN: drop those, or "

@@ -23,9 +23,6 @@ from vllm.model_executor.kernels.xpu_dsv4.mla.sparse_decode import (
 )
 from vllm.model_executor.kernels.xpu_dsv4.mla.sparse_prefill import xpu_sparse_prefill
 from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
-from vllm.model_executor.warmup.jit_warmup_triton_helper import (
-    triton_scalar_specialization_rep,
-)
 from vllm.platforms import current_platform
 from vllm.utils.math_utils import cdiv, round_up
 
@@ -51,11 +48,9 @@ class Pages:
     def of(cls, cache: torch.Tensor) -> "Pages":
         return cls(cache.shape[1], cache.stride(0))
 
-    def empty(
-        self, num_blocks: int = 1, token_bytes: int = TOKEN_BYTES
-    ) -> torch.Tensor:
+    def empty(self, token_bytes: int = TOKEN_BYTES) -> torch.Tensor:
         return torch.empty_strided(
-            (num_blocks, self.block_size, token_bytes),
+            (1, self.block_size, token_bytes),
             (self.stride, token_bytes, 1),
             dtype=torch.uint8,
             device=current_platform.device_type,
@@ -102,9 +97,7 @@ class Mxfp4LogitsKey:
 @dataclass(frozen=True)
 class PagedMxfp4LogitsKey:
     num_heads: int
-    num_blocks: int
     pages: Pages
-    block_table_width: int
     max_model_len: int
 
 
@@ -265,18 +258,8 @@ class XPUPagedMxfp4LogitsKernel(VllmJitKernel[PagedMxfp4LogitsKey]):
     def get_warmup_keys(
         self, indexer: "DeepseekV4Indexer"
     ) -> list[PagedMxfp4LogitsKey]:
-        cache = indexer.k_cache.kv_cache
-        return [
-            PagedMxfp4LogitsKey(
-                indexer.n_head,
-                triton_scalar_specialization_rep(cache.shape[0]),
-                Pages.of(cache),
-                block_table_width,
-                indexer.max_model_len,
-            )
-            # Triton tells 1 and multiples of 16 from other widths.
-            for block_table_width in (1, 2, 16)
-        ]
+        pages = Pages.of(indexer.k_cache.kv_cache)
+        return [PagedMxfp4LogitsKey(indexer.n_head, pages, indexer.max_model_len)]
 
     def compile(self, compile_key: PagedMxfp4LogitsKey) -> None:
         q, q_scales, weights = _mxfp4_queries((1, 1, compile_key.num_heads))
@@ -284,10 +267,10 @@ class XPUPagedMxfp4LogitsKernel(VllmJitKernel[PagedMxfp4LogitsKey]):
         mxfp4_paged_mqa_logits(
             q,
             q_scales,
-            compile_key.pages.empty(compile_key.num_blocks, INDEXER_TOKEN_BYTES),
+            compile_key.pages.empty(INDEXER_TOKEN_BYTES),
             weights,
             no_keys,
-            no_keys.expand(1, compile_key.block_table_width).contiguous(),
+            no_keys,
             None,
             compile_key.max_model_len,
         )
