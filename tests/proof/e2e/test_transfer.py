@@ -73,7 +73,7 @@ WITH_A_PAGE = (
     Asked(20, answered=True),
     Asked(PAGE - 4, 128, answered=True, preempted=True),
 )
-"""One that is pre-empted as its first page is full, which it finds again."""
+"""One that is pre-empted when its first page is full."""
 RANKS = ((2, 2), (1, 2), (2, 1))
 """Those of the engine that reads, and of the other."""
 MANY = [sizes for sizes in itertools.product((1, 2, 4, 8), repeat=2) if max(sizes) > 2]
