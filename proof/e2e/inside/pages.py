@@ -8,6 +8,7 @@ a block belongs to one group. Every tensor-parallel rank has all of it.
 
 import importlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ class RankPages:
         self._before: dict[int, torch.Tensor] = {}
         for thread in Path("/proc/self/task").iterdir():
             if int(thread.name) != os.getpid():
-                os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), 10)
 
     def poison_pages(self, byte: int, blocks: list[int]) -> None:
         """Overwrite these blocks, and the buffers of the host."""
@@ -110,6 +111,15 @@ class Pages:
         blocks = self._manager.block_pool.blocks
         free = [block.block_id for block in blocks if block.block_hash is None]
         self._on_ranks("poison_pages", args=(byte, free))
+
+    def take_free(self) -> tuple[Any, ...]:
+        """Leave no block free."""
+        pool = self._manager.block_pool
+        return tuple(pool.get_new_blocks(pool.get_num_free_blocks()))
+
+    def give_back(self, taken: Iterable[Any]) -> None:
+        """Free the blocks that `take_free` gave."""
+        self._manager.block_pool.free_blocks(taken)
 
     def rows(self, ids: list[list[int]]) -> list[Rows]:
         """The bytes of blocks, by rank and group."""

@@ -27,6 +27,8 @@ OTHERS = [7, 8]
 """Tokens with which another prompt goes on."""
 PATIENCE = 600.0
 """Seconds for an answer."""
+PAUSE = 0.02
+"""Seconds between two looks for pages that are fetched."""
 Prompt = dict[str, Any]
 """As `pairs.Asked.order` gives it."""
 
@@ -50,7 +52,6 @@ class Side:
         self._scheduler = core.scheduler
         self._most = self._scheduler.max_num_scheduled_tokens
         self._pages = pages.Pages(core)
-        self._seen: Any = None
 
     def ask(self, prompt: Prompt, *, new: int, alone: bool, **transfer: Any) -> Any:
         """The output of a prompt that is read in chunks of its `chunk` tokens. If
@@ -73,19 +74,25 @@ class Side:
         llm_engine.add_request(name, {"prompt_token_ids": prompt["tokens"]}, chosen)
         limit = time.monotonic() + PATIENCE
         while time.monotonic() < limit:
-            running = self._scheduler.running
-            computed = running[0].num_computed_tokens if running else known
+            *_, request = self._scheduler.requests.values()
+            started = request in self._scheduler.running or request.num_preemptions
+            computed = request.num_computed_tokens if started else known
             left = len(prompt["tokens"]) - alone - computed
             chunk = min(prompt["chunk"], left) if alone else prompt["chunk"]
-            most = chunk if chunk > 0 else self._most
+            # What was decoded before a pre-emption is decoded again, token by token.
+            most = chunk if chunk > 0 else 1 if request.num_preemptions else self._most
             self._scheduler.max_num_scheduled_tokens = most
             for output in llm_engine.step():
                 if output.finished:
                     return output
-            # What is there before the next step computes the prompt's last token.
-            for request in self._scheduler.finished_recving_kv_req_ids:
-                self._seen = self._pages.seen(request)
+            self.after_step(prompt, request)
+            if request not in self._scheduler.running:
+                # NIXL's threads come last, and it waits for them.
+                time.sleep(PAUSE)
         raise AssertionError(f"no output of request {name} in {PATIENCE} s")
+
+    def after_step(self, prompt: Prompt, request: Any) -> None:
+        """Look at what a step left."""
 
     def learn(self, prompt: Prompt, count: int) -> None:
         """Read a prompt's first `count` tokens, if any, and others behind them."""
@@ -120,12 +127,28 @@ class Receiver(Side):
     """Answers prompts from blocks that it fetches."""
 
     role = "kv_consumer"
+    _seen: Any = None
+    _taken: tuple[Any, ...] = ()
+    _preemptions = 0
 
     def fetch(self, prompt: Prompt, read: dict[str, Any]) -> Any:
         """The output of a prompt whose blocks come into poisoned memory."""
         self.learn(prompt, prompt["receiver_knows"])
         self._pages.poison(pages.RECEIVED)
         return self.ask(prompt, new=prompt["new"], alone=True, **read["where"])
+
+    def after_step(self, prompt: Prompt, request: Any) -> None:
+        """Keep what is there before the next step computes the prompt's last token. If
+        a prompt is to be `preempted`, take all blocks that are free, until the request
+        is out of its own."""
+        for arrived in self._scheduler.finished_recving_kv_req_ids:
+            self._seen = self._pages.seen(arrived)
+        self._preemptions = request.num_preemptions
+        if request.num_preemptions:
+            self._pages.give_back(self._taken)
+            self._taken = ()
+        elif prompt["preempted"] and request in self._scheduler.running:
+            self._taken += self._pages.take_free()
 
     def answer(self, prompt: Prompt, read: dict[str, Any]) -> dict[str, Any]:
         """What came of a prompt: `pages` as `Pages.compared` gives it, tokens and
@@ -139,6 +162,7 @@ class Receiver(Side):
                 self._seen, where["remote_block_ids"], read["rows"], length
             ),
             "cached": output.num_cached_tokens,
+            "preemptions": self._preemptions,
             "answer": answer_of(output),
             "alone": read["alone"],
         }

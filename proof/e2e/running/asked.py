@@ -22,8 +22,8 @@ ENGINE = {
 """What both engines take, besides those of every job."""
 LONG = "twice as long"
 """The checkpoint's name."""
-NEW = 3
-"""Tokens of an answer that is compared."""
+NEW, MANY = 3, 8
+"""Tokens of an answer that is compared, and of one that needs blocks more."""
 
 
 class Long(checkpoint.Writer):
@@ -46,6 +46,8 @@ class Asked:
     receiver_knows: int = 0
     overwritten: bool = False
     """Whether a byte is overwritten before the second engine fetches it."""
+    preempted: bool = False
+    """Whether the second engine runs out of blocks once it answers."""
 
     def order(self, seed: int) -> dict[str, Any]:
         """The prompt as `transfer.py` takes it."""
@@ -55,12 +57,13 @@ class Asked:
         ]
         return {
             "tokens": tokens,
-            "new": NEW if self.answered else 1,
+            "new": MANY if self.preempted else NEW if self.answered else 1,
             "chunk": self.chunk,
             "answered": self.answered,
             "sender_knows": self.sender_knows,
             "receiver_knows": self.receiver_knows,
             "overwritten": self.overwritten,
+            "preempted": self.preempted,
         }
 
 

@@ -20,6 +20,8 @@ RANKS = {
 }
 """A rank starts with what the engine's process has imported, and an interpreted step of
 several may take minutes on a busy machine."""
+LIMIT = 3600.0
+"""Seconds for all prompts of a pair."""
 
 
 class Wide(Long):
@@ -87,7 +89,7 @@ class Pair:
         answer = order.with_suffix(".answer")
         pinned = load(engines.project)[release]
         words = ("proof.e2e.inside.transfer", str(order), str(answer))
-        engines.run(pinned, True, words, IMPORTED)
+        engines.run(pinned, True, words, IMPORTED, LIMIT)
         found: list[dict[str, Any]] = json.loads(answer.read_text())
         return found
 

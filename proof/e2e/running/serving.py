@@ -402,9 +402,10 @@ class Engines:
         patched: bool,
         words: tuple[str, str, str],
         imported: tuple[str, ...],
+        limit: float = LIMIT,
     ) -> tuple[list[str], float]:
-        """Run a program with its order and its answer inside a tree; its output by
-        lines, and its seconds.
+        """Run a program with its order and its answer inside a tree, for `limit`
+        seconds at most; its output by lines, and its seconds.
 
         Raises:
             EngineStopped: it ended with an error, or gave no answer.
@@ -420,7 +421,7 @@ class Engines:
             path=[site, support],
             env=env,
             output=output,
-            limit=LIMIT,
+            limit=limit,
             ahead=Ahead(imported, env),
         )
         lines = output.read_text(errors="replace").splitlines()

@@ -90,7 +90,8 @@ def entry(**changed: int) -> dict[str, int]:
 
 def fetched(stray: int = 0, unlike: int = 0, **changed: int) -> dict[str, Any]:
     groups = {"a": entry(), "b": entry(**changed)}
-    return {"pages": {"stray": stray, "unlike": unlike, "groups": groups}}
+    pages = {"stray": stray, "unlike": unlike, "groups": groups}
+    return {"pages": pages, "preemptions": 0}
 
 
 @pytest.mark.parametrize(

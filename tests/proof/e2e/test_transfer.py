@@ -3,7 +3,8 @@
 are those of one engine."""
 
 import importlib.util
-import random
+import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -26,8 +27,9 @@ pytestmark = [
 PAGE = 256
 EDGES = (20, 63, 64, 65, 127, 128, 191, 192, 255, 256, 319, 600)
 """Lengths beside the ends of blocks and windows."""
+SAMPLED = (268, 300, 173, 372, 263, 36, 248), (99, 116, 159, 16, 195, 219, 177)
+"""Of those between, drawn once from 1 to 383."""
 ANSWERED = (20, 191, 255)
-SOME = tuple(random.Random(61).sample(range(1, 400), 3))
 CHUNKS = (700, 100, 33)
 PADDED = 0.2
 """How far log-probabilities may lie apart where a step rounds in another way: padded to
@@ -36,11 +38,11 @@ MTP = (("method", "mtp"), ("num_speculative_tokens", 1))
 DSPARK = (("method", "dspark"), ("num_speculative_tokens", 3))
 
 
-def edges(first: int) -> tuple[Asked, ...]:
-    """Prompts of all lengths, in chunks of one size after the other."""
+def prompts(lengths: Iterable[int], first: int) -> tuple[Asked, ...]:
+    """Prompts of these lengths, in chunks of one size after the other."""
     return tuple(
         Asked(length, CHUNKS[(first + n) % len(CHUNKS)], length in ANSWERED)
-        for n, length in enumerate((*EDGES, *SOME))
+        for n, length in enumerate(lengths)
     )
 
 
@@ -61,11 +63,27 @@ AMONG_RANKS = (
     Asked(255, 33),
     Asked(319, 128, receiver_knows=PAGE),
 )
+PREEMPTED = (
+    Asked(60, answered=True, preempted=True),
+    Asked(124, 100, answered=True, preempted=True),
+    Asked(20, answered=True),
+)
+"""Whose answers need more blocks than leave their windows, and the next one's."""
+WITH_A_PAGE = (
+    Asked(20, answered=True),
+    Asked(PAGE - 4, 128, answered=True, preempted=True),
+)
+"""One that is pre-empted when its first page is full."""
 RANKS = ((2, 2), (1, 2), (2, 1))
 """Those of the engine that reads, and of the other."""
+MANY = [sizes for sizes in itertools.product((1, 2, 4, 8), repeat=2) if max(sizes) > 2]
 PAIRS = (
-    Pair("device buffers", "xpu", edges(0)),
-    Pair("host buffers", "cpu", edges(1)),
+    Pair("device buffers", "xpu", prompts(EDGES, 0)),
+    Pair("host buffers", "cpu", prompts(EDGES, 1)),
+    Pair("sampled lengths, device buffers", "xpu", prompts(SAMPLED[0], 0)),
+    Pair("sampled lengths, host buffers", "cpu", prompts(SAMPLED[1], 1)),
+    Pair("pre-emption, device buffers", "xpu", WITH_A_PAGE),
+    Pair("pre-emption, host buffers", "cpu", PREEMPTED),
     Pair("prefixes, device buffers", "xpu", HITS),
     Pair("prefixes, host buffers", "cpu", HITS),
     Pair("MTP, device buffers", "xpu", WITH_DRAFTS, MTP),
@@ -85,8 +103,16 @@ PAIRS = (
     Pair("MTP, TP (2, 1), host buffers", "cpu", FEW, MTP, (2, 1)),
     Pair("DSpark, TP (2, 2), device buffers", "xpu", LEAST, DSPARK, (2, 2)),
     Pair("DSpark, TP (1, 2), host buffers", "cpu", LEAST, DSPARK, (1, 2)),
-    Pair("TP (4, 8), device buffers", "xpu", LEAST[:1], ranks=(4, 8)),
-    Pair("TP (8, 4), host buffers", "cpu", LEAST[:1], ranks=(8, 4)),
+    *(
+        Pair(f"TP {ranks}, device buffers", "xpu", LEAST[:1], ranks=ranks)
+        for ranks in MANY
+        if ranks[0] <= ranks[1]
+    ),
+    *(
+        Pair(f"TP {ranks}, host buffers", "cpu", LEAST[:1], ranks=ranks)
+        for ranks in MANY
+        if ranks[0] > ranks[1]
+    ),
 )
 
 
