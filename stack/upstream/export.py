@@ -27,6 +27,7 @@ from stack.series.revision import require_recorded
 from stack.series.static import changed_lines, new_file_lines
 from stack.series.tree import BaseTree, Series
 from stack.upstream.branches import branch_of, require_free, require_room
+from stack.upstream.first import FIRST
 from stack.upstream.folder import (
     ExportState,
     Place,
@@ -47,7 +48,7 @@ from stack.upstream.preconditions import (
 from stack.upstream.pull_request import PullRequest, title_problem
 from stack.upstream.search import Standings
 from stack.upstream.texts import TEMPLATE, Template, texts
-from stack.upstream.trees import FIRST, Person, UpstreamForms, upstream_trees
+from stack.upstream.trees import Person, UpstreamForms, upstream_trees
 
 ROWS = "docs/data/requests.csv"
 """Where the steps of a release were found to stand."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from stack.series.result import Figure, Result
 from stack.series.tree import Step
+from stack.upstream.first import FIRST_SUBJECT
 from stack.upstream.notes import Notes
 from stack.upstream.standing import Standing
-from stack.upstream.trees import FIRST_SUBJECT
 
 TEXTS = "pull-requests"
 """The folder of the descriptions."""

@@ -13,10 +13,10 @@ from stack.core.markdown import rendered
 from stack.core.rows import csv_text
 from stack.series.static import LARGE
 from stack.upstream.branches import branch_of
+from stack.upstream.first import FIRST, FIRST_MESSAGE
 from stack.upstream.form import TEST_HOME
 from stack.upstream.pairs import Conflicts
 from stack.upstream.pull_request import TEXTS, PullRequest, requests_rows
-from stack.upstream.trees import FIRST, FIRST_MESSAGE
 
 TEMPLATE = ".github/PULL_REQUEST_TEMPLATE.md"
 _COLLAPSE = 4

@@ -21,6 +21,7 @@ from stack.core.repository import Repository, TreeEntry
 from stack.series.tree import BaseTree, Series, Step, StepTree
 from stack.steptest.material import Support, material_of
 from stack.upstream.ci import CI_FILES, ci_files
+from stack.upstream.first import FIRST_MESSAGE
 from stack.upstream.form import (
     ANY_PLATFORM,
     is_kernel,
@@ -31,15 +32,6 @@ from stack.upstream.form import (
 )
 
 TESTS = "tests/steps"
-FIRST = "tests"
-"""What the branch of the first commit is called after."""
-FIRST_SUBJECT = "[Test][XPU][DSv4] Add what DeepSeek-V4's tests on XPU share"
-FIRST_MESSAGE = f"""\
-{FIRST_SUBJECT}
-
-Tests of DeepSeek-V4 on XPU build its layers, caches and metadata. Add the functions
-that do so, and one CI job that runs the folder on an XPU; on a CPU another runs the
-tests that need no XPU. The requests that follow bring their test files alone."""
 _PERSON = re.compile(r"([^<>\n]*[^<>\s]) <([^<>\s]+@[^<>\s]+)>")
 
 

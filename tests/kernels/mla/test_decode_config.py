@@ -49,7 +49,7 @@ def test_splits_fill_an_xpu_once(xe_cores, heads, tokens, splits, monkeypatch):
 
 
 def test_end_to_end_jobs_can_do_without_splits(monkeypatch):
-    """As `proof.e2e.inside.decode_plan` does."""
+    """As `proof.e2e.inside.engine` does."""
     monkeypatch.setattr(_device, "XE_CORES", 0)
     monkeypatch.setattr(_device, "xe_cores", _device.xe_cores.__wrapped__)
     assert _decode_config.decode_config(1, 8, 640).splits == 1

@@ -26,6 +26,7 @@ FOR_ALL = {
     "promoted-specs",
     "stage-groups",
     "stage-images",
+    "whole-images",
     "nixl-host-blocks",
     "nixl-saved-chunks",
     "window-last-token",
