@@ -72,7 +72,7 @@ WITH_A_PAGE = (
     Asked(20, answered=True),
     Asked(PAGE - 4, 128, answered=True, preempted=True),
 )
-"""One that is pre-empted when its first page is full."""
+"""One that is preempted when its first page is full."""
 RANKS = ((2, 2), (1, 2), (2, 1))
 """Those of the engine that reads, and of the other."""
 PAIRS = (
