@@ -18,8 +18,6 @@ from stack.core.cache import Cache, writing
 from stack.core.progress import Progress, at_most_every, silent
 
 _DAY = 86_400
-_FORMER = ("wheels", "mypy", "files", "bytecode")
-"""What earlier versions of the tool kept."""
 _BLOCK = 512
 _SECONDS = 2.0
 """Between two messages on how far a listing is."""
@@ -62,8 +60,7 @@ def gc(cache: Cache, *, days: float = 7) -> None:
     oldest = time.time() - days * _DAY
     with cache.alone(), writing(cache.root):
         cache.sweep()
-        areas = [cache.sdists, cache.builds, cache.results]
-        for area in (*areas, *(cache.root / name for name in _FORMER)):
+        for area in (cache.sdists, cache.builds, cache.results):
             for path in _entries(area):
                 if _used(path) <= oldest:
                     _remove(path)

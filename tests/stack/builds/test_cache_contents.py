@@ -108,8 +108,7 @@ def test_what_was_used_lately_stays(cache: Cache):
         cache.results_put(f"test-{name}", {})
         write(cache.builds / name / "site/a.py")
         write(cache.sdists / name / "vllm-0.1.tar.gz")
-        write(cache.root / "mypy" / name)
-    areas = ("builds", "sdists", "mypy")
+    areas = ("builds", "sdists")
     old = [cache.root / area / "old" for area in areas]
     for path in (*old, cache.results / "te/test-old.json"):
         age(path)
