@@ -48,8 +48,7 @@ def scheduler_of(
         ),
     }
     config.cache_config.num_gpu_blocks = 8192
-    # A CPU without AMX switches it off for MLA.
-    config.cache_config.enable_prefix_caching = caching
+    config.cache_config.enable_prefix_caching = caching  # CPUs without AMX: off for MLA
     return layout.module("vllm.v1.core.sched.scheduler").Scheduler(
         config,
         interface.KVCacheConfig(
