@@ -149,7 +149,8 @@ def test_three_probes_of_an_idle_server(guarded: Container) -> None:
     alive, ready = guarded.probe(), guarded.probe("ready")
     assert (alive.returncode, alive.stdout) == (0, f"alive: {guarded.url}\n")
     assert (ready.returncode, ready.stdout) == (0, "ready: 0 requests wait, 0 run\n")
-    question = guarded.probe("question", "--twice")
+    # Of its form it is the first, and compiles; its time-out is another test's.
+    question = guarded.probe("question", "--twice", "--seconds", "300")
     assert (question.returncode, question.stdout.startswith(f"{MODEL}: ")) == (0, True)
     # From outside, with neither.
     refused = guarded.probe("question", "--url", guarded.url)
