@@ -98,10 +98,17 @@ def test_the_output(attn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(got, attn._o_proj(output, positions))
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"hidden_size": 512}, {"o_lora_rank": 256}],
+    ids=["8 and 2 x 4", "16 and 2 x 4", "8 and 2 x 8"],
+)
 def test_the_warm_up_compiles_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sizes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = v41.configured(tmp_path, enforce_eager=False)
+    """Triton compiles a number that 16 divides apart: groups of the input, and of the
+    output's two matrices."""
+    config = v41.configured(tmp_path, sizes, enforce_eager=False)
     warmup = layout.module("vllm.model_executor.warmup.jit_warmup")
     registry = warmup.JitWarmupRegistry(config)
     with registry.activate():
