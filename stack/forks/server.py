@@ -148,6 +148,8 @@ class Server:
                 raise Stopped
             if answer:
                 return ProgramExit(int(answer), late, time.monotonic() - begin)
+            if late:
+                break
         raise self._problem()
 
     def complete(
@@ -256,16 +258,18 @@ def exit_text(status: int) -> str:
 
 def _ask(control: socket.socket, request: bytes, limit: float) -> tuple[bytes, bool]:
     """A server's answer to a request, which is empty if there is none; and whether the
-    run was killed, after `limit` s."""
+    run was to be killed, after `limit` s."""
+    late = False
     with contextlib.suppress(OSError), _sent(control, request) as answer:
         answer.settimeout(limit)
         try:
-            return answer.recv(MESSAGE), False
+            return answer.recv(MESSAGE), late
         except TimeoutError:
+            late = True
             answer.shutdown(socket.SHUT_WR)
             answer.settimeout(GRACE)
-            return answer.recv(MESSAGE), True
-    return b"", False
+            return answer.recv(MESSAGE), late
+    return b"", late
 
 
 def _sent(control: socket.socket, request: bytes) -> socket.socket:

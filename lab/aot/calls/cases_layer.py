@@ -24,6 +24,7 @@ from lab.aot.calls.shapes import (
     pages,
     u8,
 )
+from lab.memory_v41 import FLASH_V41
 
 COMPRESSED = 2048
 """Columns of a ratio-4 compressor's projection: two of 512 for values and scores."""
@@ -31,10 +32,6 @@ STATE_BLOCKS = {4: 4, 128: 8}
 """Ratio -> tokens per block of the compressor's states."""
 ENTRY_PAGES = {4: 64, 128: 2}
 """Ratio -> entries per page of 256 tokens."""
-DELAYED_HIDDEN = 5120
-"""Hidden size of DeepSeek-V4.1-Flash."""
-Q_LORA, O_LORA = 1280, 1024
-"""Ranks of its query and of each of its output groups."""
 
 
 def gates(width: int) -> tuple[Any, ...]:
@@ -88,7 +85,7 @@ def mhc_cases(sizes: Sizes) -> Iterator[Case]:
 def delayed_calls(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
     """DeepSeek-V4.1's hyper-connections: the model's entry, the entry of a later
     pipeline stage or behind Engram, and any other sublayer."""
-    hidden = DELAYED_HIDDEN
+    hidden = FLASH_V41.hidden
     x, streams = meta(tokens, hidden), meta(tokens, 4, hidden)
     mixes = meta(tokens, 4, 1, dtype=f32), meta(tokens, 4, 4, dtype=f32)
     carried = {"pre_mix": meta(tokens, 4, dtype=f32)}
@@ -199,13 +196,14 @@ def nvfp4_cases(sizes: Sizes) -> Iterator[Case]:
 def mxfp8_calls(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
     """Rows of V4.1's attention: its input, the groups' product of wo_a over 8, 4, 2 and
     1 ranks, and the norms of queries and keys."""
-    module, rows = "linear.mxfp8_quant", meta(tokens, DELAYED_HIDDEN)
+    module, rows = "linear.mxfp8_quant", meta(tokens, FLASH_V41.hidden)
     yield "input", call(module, "mxfp8_quantize", rows)
     for groups in (1, 2, 4, 8):
-        product = meta(groups, tokens, O_LORA).transpose(0, 1)
+        product = meta(groups, tokens, FLASH_V41.o_lora).transpose(0, 1)
         yield f"{groups} groups", call(module, "mxfp8_quantize", product)
-    latents = meta(tokens, Q_LORA + HEAD_DIM).split([Q_LORA, HEAD_DIM], dim=-1)
-    weights = meta(Q_LORA), meta(HEAD_DIM)
+    rank = FLASH_V41.q_lora
+    latents = meta(tokens, rank + HEAD_DIM).split([rank, HEAD_DIM], dim=-1)
+    weights = meta(rank), meta(HEAD_DIM)
     yield "norms", call(module, "q_kv_norm_mxfp8", *latents, *weights, 1e-20)
 
 

@@ -380,6 +380,26 @@ def test_it():
     assert done.status == 0, printed
 
 
+def test_a_run_that_nobody_could_kill_does_not_begin_again(
+    server, tmp_path, monkeypatch
+):
+    """Its process may be waiting for a disk, and still be there."""
+    monkeypatch.setattr(fork_server, "GRACE", 0.0)
+    _, ahead = shared_site(tmp_path, SHARED)
+    begun = tmp_path / "begun"
+    hangs = f"""
+import time
+
+def test_it():
+    with open({str(begun)!r}, "a") as file:
+        file.write("x")
+    time.sleep(60)
+"""
+    with pytest.raises(EnvironmentProblem):
+        run(server, tmp_path / "a", hangs, ahead=ahead, limit=10)
+    assert begun.read_text() == "x"
+
+
 def test_few_shared_imports_are_kept(server, tmp_path):
     logs = []
     for number in range(fork_server.KEPT + 2):
