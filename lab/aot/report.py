@@ -246,6 +246,7 @@ def _by_origin(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 def _device_rows(name: str, row: Row) -> Iterator[dict[str, object]]:
     """A row for each device; a single one, with the reason, if it does not compile."""
     cells: dict[str, object] = {
+        **({} if name == OURS else {"release": row.origin}),
         "by": name,
         "op": row.op,
         "kernel": row.kernel,

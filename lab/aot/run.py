@@ -29,7 +29,9 @@ from lab.aot.trace import traced
 from stack.core.cache import Cache
 from stack.core.errors import StackError
 from stack.core.markdown import with_section
+from stack.core.project import Project
 from stack.core.rows import csv_text
+from stack.pages.made import stamped
 
 SECTION, MODEL_SECTION = "aot", "model"
 """The generated sections of the page that `--docs` names."""
@@ -246,6 +248,9 @@ def write(made: Compiled, options: argparse.Namespace) -> None:
     }
     for name, section in sections.items():
         options.docs.write_text(with_section(options.docs, name, section))
-    folder = options.docs.parent
-    (folder / report.ROWS).write_text(csv_text(report.csv_rows(made.rows)))
-    (folder / modelled.ROWS).write_text(csv_text(model))
+    folder, project = options.docs.parent, Project.find()
+    for name, rows_of in (
+        (report.ROWS, report.csv_rows(made.rows)),
+        (modelled.ROWS, model),
+    ):
+        (folder / name).write_text(csv_text(stamped(project, rows_of)))

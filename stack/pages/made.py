@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from stack.base import releases
 from stack.core import markdown
 from stack.core.errors import UsageError
 from stack.core.project import Project
@@ -70,6 +71,17 @@ def stamp(project: Project, release: str, command: str = "") -> dict[str, str]:
     day = datetime.now(UTC).date().isoformat()
     ran = {COMMAND: command} if command else {}
     return {TREE: tree_of(project, release), MADE: day, **ran}
+
+
+def stamped(
+    project: Project, rows: Iterable[Mapping[str, object]]
+) -> list[dict[str, object]]:
+    """Rows with their stamp; those that name no release are of the newest, whose tree
+    has every kernel of the checkout."""
+    newest = releases.load(project).newest.name
+    named = [{"release": newest, **row} for row in rows]
+    stamps = {name: stamp(project, name) for name in {str(r["release"]) for r in named}}
+    return [row | stamps[str(row["release"])] for row in named]
 
 
 def tree_of(project: Project, release: str) -> str:
@@ -136,7 +148,7 @@ def checked(project: Project, name: str, table: Table) -> list[dict[str, str]]:
                 raise UsageError(
                     f"a row has {row.get(column)!r} {what}",
                     path=path,
-                    detail=[", ".join(row[column] for column in table.key)],
+                    detail=[", ".join(row.get(column) or "" for column in table.key)],
                     hint=table.command or table.by,
                 )
     cells = Counter(tuple(row[column] for column in table.key) for row in rows)

@@ -24,7 +24,9 @@ from lab.memory_v41 import FLASH_V41
 from stack.core.cache import Cache
 from stack.core.errors import StackError
 from stack.core.markdown import table, with_section
+from stack.core.project import Project
 from stack.core.rows import csv_text
+from stack.pages.made import stamped
 
 SECTION, SHARING_SECTION = "step", "sharing"
 PARTS, SPEED = "data/step_model.csv", "data/speed_model.csv"
@@ -345,10 +347,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = summary(parts, speeds)
         print(said)
         if options.docs:
-            folder = options.docs.parent
-            (folder / PARTS).write_text(csv_text(parts))
-            (folder / SPEED).write_text(csv_text(speeds))
-            (folder / SHARING).write_text(csv_text(forms))
+            folder, project = options.docs.parent, Project.find()
+            for name, rows in ((PARTS, parts), (SPEED, speeds), (SHARING, forms)):
+                (folder / name).write_text(csv_text(stamped(project, rows)))
             options.docs.write_text(with_section(options.docs, SECTION, said))
             shared = sharing_summary(forms)
             options.docs.write_text(with_section(options.docs, SHARING_SECTION, shared))

@@ -39,6 +39,16 @@ def test_a_row_is_of_today_until_its_release_has_another_tree(stack: TinyStack):
     )
 
 
+def test_rows_of_no_release_are_of_the_newest(stack: TinyStack):
+    """As machine code: the checkout's, and beside it upstream's."""
+    rows = made.stamped(
+        stack.project, [{"by": "us"}, {"release": "v1.0", "by": "them"}]
+    )
+    assert [row["release"] for row in rows] == ["v2.0", "v1.0"]
+    trees = [made.tree_of(stack.project, name) for name in ("v2.0", "v1.0")]
+    assert [row["tree_id"] for row in rows] == trees and trees[0] != trees[1]
+
+
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
