@@ -15,7 +15,7 @@ from test_faults import NEVER, eventually
 
 from proof.e2e.running import container
 from proof.e2e.running.container import Container
-from proof.e2e.running.server import MODEL, Server
+from proof.e2e.running.server import MODEL, READY, Server
 from proof.e2e.running.serving import Engines
 
 pytestmark = pytest.mark.newest
@@ -150,7 +150,7 @@ def test_three_probes_of_an_idle_server(guarded: Container) -> None:
     assert (alive.returncode, alive.stdout) == (0, f"alive: {guarded.url}\n")
     assert (ready.returncode, ready.stdout) == (0, "ready: 0 requests wait, 0 run\n")
     # Of its form it is the first, and compiles; its time-out is another test's.
-    question = guarded.probe("question", "--twice", "--seconds", "300")
+    question = guarded.probe("question", "--twice", "--seconds", f"{READY}")
     assert (question.returncode, question.stdout.startswith(f"{MODEL}: ")) == (0, True)
     # From outside, with neither.
     refused = guarded.probe("question", "--url", guarded.url)

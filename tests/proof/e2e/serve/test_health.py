@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proof.e2e.running.prometheus import Prometheus, installed, queries
-from proof.e2e.running.server import MODEL, Server
+from proof.e2e.running.server import MODEL, READY, Server
 from stack.release import served
 
 pytestmark = pytest.mark.newest
@@ -47,7 +47,9 @@ def test_the_health_check_of_the_images_and_a_canary_find_it_sound(
     asked = served.Server(server.url)
     assert served.alive(asked) == f"alive: {server.url}"
     assert served.ready(asked) == "ready: 0 requests wait, 0 run"
-    assert served.question(asked, twice=True).startswith(f"{MODEL}: ")
+    # It may compile, which takes a slow machine longer than the probe waits by itself.
+    said = served.question(asked, twice=True, seconds=READY)
+    assert said.startswith(f"{MODEL}: ")
 
 
 @pytest.mark.shows("/metrics", "equal")
