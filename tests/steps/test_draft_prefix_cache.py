@@ -16,7 +16,7 @@ WINDOWS = {"window": (64, 128), "state of ratio 4": (4, 8), "state of 128": (8, 
 
 
 def manager(*, draft: bool) -> Any:
-    """vLLM's manager of a cache for one model, with or without a draft."""
+    """A manager of vLLM's, of a cache for one model, with or without a draft."""
     interface = layout.module("vllm.v1.kv_cache_interface")
     heads = {"num_kv_heads": 1, "head_size": 512, "dtype": torch.uint8}
     main = interface.MLAAttentionSpec(block_size=PAGE, **heads)

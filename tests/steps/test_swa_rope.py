@@ -12,7 +12,7 @@ POSITIONS = 2048
 
 
 def angles(inverse_frequencies: torch.Tensor) -> torch.Tensor:
-    """cos | sin `[POSITIONS, dim]` in float64 of frequencies `[dim / 2]`."""
+    """Values cos | sin `[POSITIONS, dim]` in float64 of frequencies `[dim / 2]`."""
     turns = torch.outer(
         torch.arange(POSITIONS, dtype=torch.float64), inverse_frequencies
     )

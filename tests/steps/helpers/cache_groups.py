@@ -31,7 +31,7 @@ def cache_config(num_blocks: int) -> Any:
 
 
 def manager(num_blocks: int = 4096) -> Any:
-    """vLLM's manager of a cache of `num_blocks` blocks, the null block included."""
+    """A manager of vLLM's, of `num_blocks` blocks with the null block."""
     return layout.module("vllm.v1.core.kv_cache_manager").KVCacheManager(
         cache_config(num_blocks),
         max_model_len=MAX_MODEL_LEN,

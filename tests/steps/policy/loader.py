@@ -37,7 +37,7 @@ def test_checkpoints_are_loaded_with_checks(load_format: str, tmp_path: Path) ->
 
 
 def test_each_process_hears_of_the_loader() -> None:
-    """vLLM loads these plugins in all of its processes."""
+    """These plugins are loaded by vLLM in all of its processes."""
     points = {point.name: point for point in entry_points(group="vllm.general_plugins")}
     assert "xpu_dsv4" in points, f"the start ends with {sorted(points)}"
     assert points["xpu_dsv4"].load() is layout.module("vllm_xpu_dsv4").register_loader

@@ -71,7 +71,7 @@ def fails() -> str:
 def test_another_platform_goes_first(
     other: Callable[[], str | None], wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM ends a start with two."""
+    """Two of them end a start of vLLM."""
     plugins = {"xpu_dsv4": found("xpu_dsv4").load(), OTHERS: other}
     for name in ("vllm.plugins", "vllm.platforms"):
         module = layout.module(name)
@@ -88,7 +88,7 @@ def test_the_platform_of_this_run_derives_from_it() -> None:
 
 
 def test_what_it_says_is_in_vllms_log() -> None:
-    """vLLM prints what loggers below its own say."""
+    """What loggers below its own say, vLLM prints."""
     said = layout.module("vllm_xpu_dsv4.start").logger
     assert said.name.startswith("vllm.")
 
@@ -96,7 +96,7 @@ def test_what_it_says_is_in_vllms_log() -> None:
 if hasattr(layout.module("vllm.platforms.xpu").XPUPlatform, "validate_environ"):
 
     def test_its_variable_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-        """vLLM may end a start with a variable of its prefix that it does not know."""
+        """A variable of its prefix that vLLM does not know may end a start."""
         running = layout.module("vllm.platforms").current_platform
         for name in list(os.environ):
             if name.startswith("VLLM_"):
