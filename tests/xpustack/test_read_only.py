@@ -76,7 +76,9 @@ def test_save_changes_nothing_and_says_so(
     assert f"cp -r {checkout} COPY, then the same command in COPY" in done.stderr
     assert "also changed" not in done.output and CACHE_MOVES not in done.output
     # To look is allowed.
-    assert call("save", work, "--dry-run").exit_code == 1
+    dry = call("save", work, "--dry-run")
+    assert dry.exit_code == 1
+    assert dry.stdout.endswith("\na dry run: nothing was written\n")
 
 
 def test_a_project_without_some_folder_can_be_written(tmp_path: Path) -> None:

@@ -110,7 +110,10 @@ def save(
     answer.data = {"stale": lines, "written": not dry_run}
     answer.say(*(lines or ["nothing to save"]))
     if stale and dry_run:
+        answer.say("a dry run: nothing was written")
         answer.exit_code = CheckFailed.exit_code
+    elif stale:
+        answer.say("  next: xpustack check RELEASE STEP; xpustack stamp --all")
 
 
 def rederive(
