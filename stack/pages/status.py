@@ -120,7 +120,7 @@ def _checks(checker: Checker, release: Release) -> dict[str, str]:
 def _proven(missing: Sequence[str]) -> str:
     if len(missing) == len(KINDS):
         return "not checked here"
-    return f"not {', '.join(missing)}" if missing else "green"
+    return f"{' and '.join(missing)} not green" if missing else "green"
 
 
 def cell(status: StepStatus) -> str:
