@@ -10,7 +10,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
 
-from cyclopts import App, CycloptsError, Group, Parameter
+try:
+    from cyclopts import App, CycloptsError, Group, Parameter
+except ModuleNotFoundError as lacking:
+    print(f"xpustack: {sys.executable} has no {lacking.name}", file=sys.stderr)
+    print("  next: the same command of bin/xpustack", file=sys.stderr)
+    sys.exit(5)
 
 from stack.core.errors import UsageError, stack_error_of
 from stack.core.history import version

@@ -181,6 +181,14 @@ def test_without_torch_the_same_command_in_tox_is_next(
     assert f"  next: {hint}" in done.stderr
 
 
+def test_a_python_without_the_tools_packages_names_the_command_that_has_them():
+    """As `python3 -m xpustack` of whoever made no environment yet."""
+    words = [sys.executable, "-S", "-m", "xpustack", "status"]
+    done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True)
+    assert done.returncode == 5
+    assert b" has no cyclopts\n  next: the same command of bin/" in done.stderr
+
+
 def test_a_command_of_no_environment_is_run_in_that_of_builds():
     assert in_tox(["plan", "v1.0", "--model", "my model"]) == (
         "bin/xpustack plan v1.0 --model 'my model'"
