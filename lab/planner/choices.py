@@ -29,6 +29,10 @@ WITHOUT = Kernels({}, {})
 OFFICIAL_SINCE = (0, 26)
 """The first release of which upstream has an image, which ours then starts from."""
 IMAGE = "vllm-xpu-dsv4"
+HOST_SINCE = "0.31"
+"""The first release that can keep experts in the host's memory."""
+FEW = 4
+"""So few devices do not hold the experts: docs/deploying.md, One to four cards."""
 
 
 @dataclass(frozen=True)
@@ -199,11 +203,16 @@ def why(asked: Asked, attempt: Attempt) -> str:
 def nothing_fits(asked: Asked, release: Release, trial: Trial) -> CheckFailed:
     """The error if no split starts, with every reason, and the fewest devices that
     would do."""
+    detail = [f"{name}: {reason}" for name, reason in refusals(asked, trial, ())]
+    lacking = any(missing(asked, one) for one in trial.attempts if not one.searched)
+    newer = Version(release.version) >= Version(HOST_SINCE)
+    if lacking and newer and asked.count <= FEW and not asked.host:
+        detail.append("experts in the host's memory, say 192 GiB: --host-memory 192")
     return CheckFailed(
         f"{asked.checkpoint.label} starts on no split of {asked.count:,}"
         f" {asked.device.name}",
         release=release.name,
-        detail=[f"{name}: {reason}" for name, reason in refusals(asked, trial, ())],
+        detail=detail,
         hint=_instead(asked, release, trial),
     )
 
@@ -243,7 +252,7 @@ HOST_NEEDED = re.compile(r"experts need ([\d.]+) GiB of host memory")
 def words(asked: Asked, release: str, count: int) -> list[str]:
     """The command line of this plan for so many devices."""
     found = [
-        *("python", "-m", "xpustack", "plan", release),
+        *("xpustack", "plan", release),
         *("--model", str(asked.checkpoint.name or asked.checkpoint.folder)),
         *("--device", short(asked.device), "--count", str(count)),
     ]

@@ -82,7 +82,7 @@ def run(setup: Setup, chosen: Sequence[str], *, again: bool = False) -> Session:
             detail=[str(finding) for finding in first.findings[1:]],
             path=setup.folder("doctor") / "log.txt",
             hint=(worst.fix if worst else "")
-            or command("python", "-m", "xpustack", "device", "doctor", "-h"),
+            or command("xpustack", "device", "doctor", "-h"),
         )
     code = _code(setup)
     for stage in STAGES:

@@ -117,7 +117,9 @@ def test_what_is_short_is_said_in_gib(release: Release):
         "TP 4: 19.1 GiB short on a device: weights and buffers 37.7, activations 3,"
         " usable 21.6",
         "TP 1, PP 4: too few layers",
+        "experts in the host's memory, say 192 GiB: --host-memory 192",
     )
+    assert str(error.hint).startswith("xpustack plan v")
     assert str(error.hint).endswith("--device b60 --count 10")
     tables = structs.replace(tried.attempts[0].stages[0], pinned=33 * GIB)
     pinning = structs.replace(tried.attempts[0], stages=(tables,))
