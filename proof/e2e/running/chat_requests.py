@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chats that a random model answers as asked, because a grammar makes it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import openai
+import pytest
 
 from proof.e2e.checkpoints.chat import DSML
 from proof.e2e.running.server import MODEL, Server
@@ -30,6 +35,18 @@ SCHEMA = {
 PLAIN = {"chat_template_kwargs": {"thinking": False}}
 THINKING = {"chat_template_kwargs": {"thinking": True}, "thinking_token_budget": 3}
 """A random model would go on thinking."""
+
+
+@contextmanager
+def budgets_where_they_are() -> Iterator[None]:
+    """Skips what asks with a budget where the release refuses it: with DSpark, v0.26.0
+    runs by the V2 model runner, which has none yet."""
+    try:
+        yield
+    except openai.APIError as error:
+        if "thinking_token_budget is not yet supported" not in str(error):
+            raise
+        pytest.skip("the release's V2 model runner has no thinking_token_budget")
 
 
 def ask(server: Server, mode: dict[str, Any], **given: Any) -> Any:

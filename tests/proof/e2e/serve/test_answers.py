@@ -9,6 +9,7 @@ import pytest
 from proof.e2e.checkpoints.chat import END, MAX_LENGTH, SPECIAL
 from proof.e2e.judging.checks import MARGIN
 from proof.e2e.running.chat_drafts import MTP, asked_of
+from proof.e2e.running.chat_requests import budgets_where_they_are
 from proof.e2e.running.server import MODEL, Server, checkpoint_of
 from proof.e2e.running.serving import Engines, Job, Prompt, Served
 
@@ -129,6 +130,7 @@ def test_the_prompt_is_deepseeks_encoding(asked: Server) -> None:
     [pytest.param(False, marks=pytest.mark.full), True],
     ids=["whole", "streamed"],
 )
+@budgets_where_they_are()
 def test_thinking_comes_apart_from_the_answer(asked: Server, stream: bool) -> None:
     given = GREEDY | {
         "messages": USER,

@@ -6,12 +6,19 @@ import re
 from typing import Any
 
 import pytest
-from openai import BadRequestError
 from tokenizers import Tokenizer
 
 from proof.e2e.running.chat_drafts import ALONE, MTP, asked_of
-from proof.e2e.running.chat_requests import CALL, PLAIN, SCHEMA, THINKING, TOOL, WORD
-from proof.e2e.running.chat_requests import ask as ask_server
+from proof.e2e.running.chat_requests import (
+    CALL,
+    PLAIN,
+    SCHEMA,
+    THINKING,
+    TOOL,
+    WORD,
+    ask,
+    budgets_where_they_are,
+)
 from proof.e2e.running.server import Server
 
 pytestmark = pytest.mark.newest
@@ -25,16 +32,6 @@ MODES = pytest.mark.parametrize(
 )
 
 
-def ask(server: Server, mode: dict[str, Any], **given: Any) -> Any:
-    """An answer. With DSpark, v0.26.0 runs by the V2 model runner, without budgets."""
-    try:
-        return ask_server(server, mode, **given)
-    except BadRequestError as error:
-        if "thinking_token_budget is not yet supported" not in str(error):
-            raise
-        pytest.skip("the release's V2 model runner has no thinking_token_budget")
-
-
 def check_call(function: str, arguments: str) -> None:
     assert function == "f"
     assert json.loads(arguments) in ({"x": 1}, {"x": 2})
@@ -44,6 +41,7 @@ def check_call(function: str, arguments: str) -> None:
 @pytest.mark.shows("a streamed tool call, with and without thinking", "equal")
 @asked_of(MTP)
 @MODES
+@budgets_where_they_are()
 def test_a_streamed_tool_call(asked: Server, mode: dict[str, Any]) -> None:
     """The parser reads what the model writes, piece by piece."""
     parts = ask(
@@ -88,6 +86,7 @@ def test_a_required_tool_call(server: Server, asked: Server) -> None:
 @pytest.mark.shows("a JSON schema, with and without thinking", "equal")
 @asked_of()
 @MODES
+@budgets_where_they_are()
 def test_an_answer_follows_a_json_schema(asked: Server, mode: dict[str, Any]) -> None:
     (choice,) = ask(asked, mode, response_format=SCHEMA).choices
     assert choice.finish_reason == "stop", choice
@@ -98,6 +97,7 @@ def test_an_answer_follows_a_json_schema(asked: Server, mode: dict[str, Any]) ->
 @pytest.mark.shows("a regular expression, with and without thinking", "equal")
 @asked_of(MTP)
 @MODES
+@budgets_where_they_are()
 def test_an_answer_follows_a_regular_expression(
     server: Server, asked: Server, mode: dict[str, Any]
 ) -> None:
