@@ -12,7 +12,11 @@ from fenced import block
 
 ROOT = Path(__file__).parents[3]
 PAGE = "docs/deploying.md"
-BASE = ("--kv-cache-dtype=fp8", "--block-size=256")
+BASE = (
+    *("--kv-cache-dtype=fp8", "--block-size=256"),
+    *("--reasoning-parser=deepseek_v4", "--tool-call-parser=deepseek_v4"),
+    "--enable-auto-tool-choice",
+)
 """What vLLM's own recipe of the model has already."""
 
 
