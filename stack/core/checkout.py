@@ -2,7 +2,7 @@
 """A repository with its files on disk: the tool's own, or one that a person edits."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -120,11 +120,12 @@ class Checkout(Repository):
         ranges = ("..".join(series) for series in (old, new))
         return self.run("range-diff", "--no-color", *ranges)
 
-    def format_patches(self, base: str, tip: str, directory: Path) -> None:
-        """Write each commit from `base` to `tip` as a mail for `git am` into
-        `directory`. The file names sort in the order of the commits."""
+    def format_patches(self, without: Iterable[str], tip: str, directory: Path) -> None:
+        """Write each commit up to `tip` that none of `without` has as a mail for `git
+        am` into `directory`. The file names sort in the order of the commits."""
         target = ("--output-directory", str(directory))
-        self.run("format-patch", *_MAIL_OPTIONS, *target, f"{base}..{tip}")
+        lacking = [f"^{commit}" for commit in without]
+        self.run("format-patch", *_MAIL_OPTIONS, *target, tip, *lacking)
 
 
 def check_out(cache: Cache, tree: str, directory: Path) -> None:

@@ -21,8 +21,8 @@ from stack.base.store import Store, Writer
 from stack.core.errors import ApplyError, SeriesError
 from stack.core.git import GitFailed
 from stack.core.project import Project
-from stack.core.repository import Commit
-from stack.series.diff import Hunk
+from stack.core.repository import Commit, Repository
+from stack.series.diff import FileDiff, Hunk
 from stack.series.order import blaming, position, read_patches
 from stack.series.overlay import NewFile, NewFiles
 from stack.series.patch import format_patch, load_step
@@ -163,7 +163,8 @@ def _apply(
         try:
             writer.apply(step.diff)
         except GitFailed as error:
-            raise _misfit(writer, parent, step, error.stderr) from None
+            tree, said = parent.tree_id, error.stderr
+            raise misfit(writer, tree, step.files, said) from None
     for path, new_file in files.items():
         parents = (str(parent) for parent in PurePosixPath(path).parents)
         if clash := next((name for name in (path, *parents) if name in present), None):
@@ -179,15 +180,17 @@ def _apply(
     return writer.commit(parent.commit, step.commit_message)
 
 
-def _misfit(writer: Writer, parent: Tree, step: Step, refusal: str) -> ApplyError:
-    """The error for a step whose diff git refuses on the tree `parent`.
+def misfit(
+    git: Repository, tree: str, files: Iterable[FileDiff], refusal: str
+) -> ApplyError:
+    """The error for a diff of some files that git refuses on a tree.
 
     Args:
         refusal: what git says.
     """
-    entries = writer.files(parent.tree_id, step.touched)
-    contents = writer.blobs(entry.blob for entry in entries.values())
-    for file in step.files:
+    entries = git.files(tree, [file.path for file in files])
+    contents = git.blobs(entry.blob for entry in entries.values())
+    for file in files:
         entry = entries.get(file.path)
         if entry is None:
             return ApplyError("the tree has no such file to patch", path=file.path)

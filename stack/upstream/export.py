@@ -46,6 +46,7 @@ from stack.upstream.preconditions import (
     test_commits,
 )
 from stack.upstream.pull_request import PullRequest, title_problem
+from stack.upstream.request_tests import device_of, proven
 from stack.upstream.search import Standings
 from stack.upstream.texts import TEMPLATE, Template, texts
 from stack.upstream.trees import Person, UpstreamForms, upstream_trees
@@ -78,6 +79,7 @@ def export(
     clone: Clone | None = None,
     bundle: bool = False,
     bisect: bool = False,
+    packages: Path | None = None,
 ) -> ExportResult:
     """Export steps of `release` to `directory`.
 
@@ -88,12 +90,14 @@ def export(
         clone: where the branches are to stand, in place of the release's own base.
         bundle: write the branches for a clone into a bundle, not into it.
         bisect: also build each branch as it is exported, and run its own test there.
+        packages: a folder of what vLLM's tests import beside vLLM's own needs.
 
     Raises:
-        UsageError: the release has no steps, or `directory` or a branch of the clone
-            holds something else.
+        UsageError: the release has no steps, `directory` or a branch of the clone
+            holds something else, or a request's tests import what is not there.
         CheckFailed: a step lacks green checks of its current state, a branch fails the
-            base's own hooks, or with `bisect` its test.
+            base's own hooks, with `bisect` its test, or a request's tests are not red
+            before and green after.
         SeriesError: a subject cannot be a title, a file cannot be exported, or the
             series changed since its revision was recorded.
     """
@@ -150,9 +154,15 @@ def export(
         require_clean(project, cache, base, forms.common, [exported(whole)], types=True)
     ends = list(branches.values())
     hooks = require_clean(project, cache, base, forms.common, ends, types=whole is None)
-    own = test_commits(project, cache, ends) if bisect else {}
+    proofs = _proofs(project, cache, forms, standing, branches, packages)
+    own_tests = [end for end in ends if end.steps[-1].slug not in proofs]
+    alone_runs = test_commits(project, cache, own_tests) if bisect else {}
     requests = tuple(
-        _exported(store, request, parent, branches[request.slug], hooks, own)
+        replace(
+            _exported(store, request, parent, branches[request.slug], hooks),
+            alone=alone_runs.get(request.slug),
+            proofs=proofs,
+        )
         if request.slug in branches
         else request
         for request in requests
@@ -160,8 +170,9 @@ def export(
     commits = {
         request.branch: branches[request.slug].tip.commit for request in standing
     }
-    if any(request.on_first for request in requests):
-        commits = {branch_of(FIRST): ends[0].base.commit, **commits}
+    on_first = [branches[request.slug] for request in requests if request.on_first]
+    if on_first:
+        commits = {branch_of(FIRST): on_first[0].base.commit, **commits}
     alone = {
         request.slug: branches[request.slug]
         for request in standing
@@ -268,13 +279,39 @@ def _requests(
         yield PullRequest(commits, note, branch_of(slug), lines)
 
 
+def _proofs(
+    project: Project,
+    cache: Cache,
+    forms: UpstreamForms,
+    standing: Sequence[PullRequest],
+    branches: Mapping[str, Series],
+    packages: Path | None,
+) -> dict[str, tuple[tuple[str, ...], Result]]:
+    """Of the requests' own tests their modules and what they show, by step."""
+    found = {}
+    with Checker(project, cache) as checker:
+        for request in standing:
+            own = {commit.slug for commit in request.commits}
+            tested = request.standing.series
+            assert tested is not None, "it stands"
+            for tree, exported in zip(
+                tested.steps, branches[request.slug].steps, strict=True
+            ):
+                tests = forms.requests.get(tree.slug)
+                if tests is None or tree.slug not in own:
+                    continue
+                device = device_of(request.title)
+                shown = proven(checker, tests, tree, exported, device, packages)
+                found[tree.slug] = tests.modules, shown
+    return found
+
+
 def _exported(
     store: Store,
     request: PullRequest,
     parent: str,
     branch: Series,
     hooks: Mapping[str, str],
-    tests: Mapping[str, Result],
 ) -> PullRequest:
     """A request with what its branch on the commit `parent` shows."""
     changed = sorted({path for tree in branch.steps for path in tree.changed})
@@ -285,7 +322,6 @@ def _exported(
     return replace(
         request,
         lint=hooks.get(request.slug, ""),
-        alone=tests.get(request.slug),
         labels=labels(_text(store, branch.base, RULES), request.title, changed),
         kernels=sum(text.count(b"\n") for text in brought.values()),
         on_first=branch.base.commit != parent,

@@ -139,9 +139,8 @@ def write_export(
         for branch, commit in branches.items():
             mails = temporary / MAILS / branch.rpartition("/")[2]
             mails.mkdir(parents=True)
-            git.format_patches(
-                place.parent if commit == first else first, commit, mails
-            )
+            without = {place.parent, *({first} - {commit})}
+            git.format_patches(without, commit, mails)
         for file, text in texts(number).items():
             (temporary / file).parent.mkdir(exist_ok=True)
             (temporary / file).write_text(text, encoding="utf-8")

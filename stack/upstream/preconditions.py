@@ -91,7 +91,7 @@ def require_clean(
 
     Args:
         base: without the first commit of an export.
-        first: what that brings.
+        first: what that brings, where a series stands on it.
         types: whether mypy runs, too.
 
     Returns:
@@ -104,7 +104,8 @@ def require_clean(
     with Checker(project, cache) as checker:
         for exported in every:
             tip = exported.steps[-1]
-            tip = replace(tip, changed=tuple(sorted({*tip.changed, *first})))
+            if exported.base.tree_id != base.tree_id:
+                tip = replace(tip, changed=tuple(sorted({*tip.changed, *first})))
             if checker.known_lint("tip", base, tip, types=types) is None:
                 cache.progress(
                     f"running the base's own hooks on the exported {tip.label}"

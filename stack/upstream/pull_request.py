@@ -6,11 +6,12 @@ It claims nothing that a check of this stack did not show.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stack.series.result import Figure, Result
 from stack.series.tree import Step
 from stack.upstream.first import FIRST_SUBJECT
+from stack.upstream.form import upstream_test
 from stack.upstream.notes import Notes
 from stack.upstream.standing import Standing
 
@@ -19,10 +20,48 @@ TEXTS = "pull-requests"
 _TITLE = re.compile(r"(?:\[[^\[\]]+\])+ \S")
 _SENTENCE = re.compile(r"(?<=[a-z)'`%][.]) (?=[A-Z]|vLLM)")
 _PLATFORM = re.compile(r"\[(CPU|CUDA|ROCm|XPU)\]")
+_SUMMARY = re.compile(
+    r"(\d+) tests, (\d+) fail before(?:, (\d+) on a CPU too)?"
+    r"(?:, (\d+) fail both times)?"
+)
 _WORD = re.compile(
     r"\b(?!(?:each|from|have|into|only|other|over|than|that|their|them|they|what|where|with"
     r"|without|would)\b)\w{4,}"
 )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a commit's tests show.
+
+    Attributes:
+        subject: the commit's, without tags.
+        files: their files upstream.
+        result: of the run before and after the step.
+        own: whether they are the request's own, in files that upstream has.
+    """
+
+    subject: str
+    files: tuple[str, ...]
+    result: Result
+    own: bool
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """How many tests there are, fail before, need no XPU, and fail both times."""
+        match = _SUMMARY.match(self.result.summary)
+        assert match is not None, self.result.summary
+        tests, red, on_cpu, failing = map(int, match.groups(default="0"))
+        return tests, red, on_cpu, failing
+
+    @property
+    def where(self) -> str:
+        """The platform of the run."""
+        _, _, on_cpu, _ = self.counts
+        if self.own and on_cpu:
+            return "vLLM's CPU platform"
+        more = f"; {on_cpu} of them on vLLM's CPU platform as well" if on_cpu else ""
+        return f"CPU, the XPU platform emulated{more}"
 
 
 @dataclass(frozen=True)
@@ -40,6 +79,8 @@ class PullRequest:
             asked for.
         on_first: whether its branch stands on the first request's commit, which a base
             lacks until it is merged.
+        proofs: of each commit with tests of the request's own, by step, their files and
+            what they show.
     """
 
     commits: tuple[Standing, ...]
@@ -51,6 +92,7 @@ class PullRequest:
     labels: tuple[str, ...] = ()
     alone: Result | None = None
     on_first: bool = False
+    proofs: Mapping[str, tuple[tuple[str, ...], Result]] = field(default_factory=dict)
 
     @property
     def slug(self) -> str:
@@ -135,11 +177,24 @@ class PullRequest:
         return [*(f"{n} in:body" for n in numbers), " ".join(filter(None, about))]
 
     @property
+    def shown(self) -> list[Shown]:
+        """What the tests of each commit show."""
+        found = []
+        for commit in self.commits:
+            step, test = commit.step.step, commit.test
+            assert test is not None, "it stands"
+            own = self.proofs.get(commit.slug)
+            files, result = own or ((upstream_test(step),), test)
+            subject = step.subject.rpartition("]")[2].strip()
+            found.append(Shown(subject, files, result, own is not None))
+        return found
+
+    @property
     def figures(self) -> list[tuple[str, str, str]]:
         """Of each test function that failed before, its first case."""
         cases: dict[str, list[Figure]] = {}
-        for standing in self.commits:
-            for figure in standing.test.figures if standing.test else ():
+        for shown in self.shown:
+            for figure in shown.result.figures:
                 cases.setdefault(figure.test.partition("[")[0], []).append(figure)
         rows = []
         for first, *others in cases.values():

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a step stands on a base."""
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
 from stack.series.result import Result
 from stack.series.tree import Series, StepTree
-from stack.upstream.form import upstream_test
 
 State = Literal["stands", "upstream", "conflict", "waits", "fails"]
-
-_SUMMARY = re.compile(r"(\d+) tests, (\d+) fail before(?:, (\d+) on a CPU too)?")
 
 
 @dataclass(frozen=True)
@@ -45,17 +41,3 @@ class Standing:
         if self.state == "stands":
             return f"after {', '.join(self.needs)}" if self.needs else "alone"
         return self.state
-
-    @property
-    def test_file(self) -> str:
-        """The test's path upstream."""
-        return upstream_test(self.step.step)
-
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """How many tests there are, fail before, and need no XPU."""
-        assert self.test is not None, "it stands"
-        match = _SUMMARY.match(self.test.summary)
-        assert match is not None, self.test.summary
-        tests, red, on_cpu = match.groups(default="0")
-        return int(tests), int(red), int(on_cpu)

@@ -2,9 +2,10 @@
 """The trees of a series in upstream's form: one commit per step.
 
 Each is its step's tested tree with the kernels in upstream's form and the tests of the
-steps so far. They stand on one first commit, the same below every branch: what the
-tests of the whole release share, and the CI jobs that run them. Commits carry the
-exporter's name and sign-off in place of this stack's trailers.
+steps so far: a request's own in upstream's files, else the step's test. Branches with
+one of the latter stand on one first commit, the same below all: what these tests of the
+release share, and the CI jobs that run them. Commits carry the exporter's name and
+sign-off in place of this stack's trailers.
 """
 
 import re
@@ -30,6 +31,7 @@ from stack.upstream.form import (
     package,
     tidy,
 )
+from stack.upstream.request_tests import RequestTests, read_request_tests
 
 TESTS = "tests/steps"
 _PERSON = re.compile(r"([^<>\n]*[^<>\s]) <([^<>\s]+@[^<>\s]+)>")
@@ -91,11 +93,14 @@ def upstream_trees(
     """
     base = BaseTree(checked.base.release, parent, checked.base.tree_id)
     with store.writing() as writer, store.cache.scratch() as scratch:
-        series = Series(forms.first(writer, base, person, assistant, scratch))
+        on_first = any(tree.slug not in forms.requests for tree in checked.steps)
+        if on_first:
+            base = forms.first(writer, base, person, assistant, scratch)
+        series = Series(base)
         for tree in checked.steps:
             before = series.tip
             writer.read_tree(tree.tree_id)
-            forms.put(writer, tree, scratch)
+            forms.put(writer, tree, scratch, on_first)
             tree_id = writer.write_tree()
             text = message(tree.step, person, assistant)
             date = history.last_change_date(project, tree.step.path)
@@ -124,11 +129,13 @@ def _signed(parts: Iterable[str], person: Person, assistant: str) -> str:
 class UpstreamForms:
     """Every file of some series in upstream's form, by its path in the tree.
 
-    `shared` are the files that tests of the steps for upstream read beside their
-    modules. `tests` maps a step to the other files of its test, `jobs` has the CI files
-    with the jobs, and `date` is the first commit's.
+    `requests` are the requests' own tests by step, of other steps the step's test is
+    sent: `shared` are the files that these read beside their modules, `tests` maps a
+    step to the other files of its test, `jobs` has the CI files with the jobs, and
+    `date` is the first commit's.
     """
 
+    requests: Mapping[str, RequestTests]
     files: Mapping[str, bytes]
     tests: Mapping[str, tuple[str, ...]]
     shared: frozenset[str]
@@ -148,14 +155,18 @@ class UpstreamForms:
             SeriesError: a file cannot be brought into upstream's form.
         """
         base, support = every[0].base, Support.of(project)
+        read = {
+            tree.slug: read_request_tests(project, tree.slug) for tree in whole.steps
+        }
+        requests = {slug: tests for slug, tests in read.items() if tests is not None}
+        others = [tree for tree in whole.steps if tree.slug not in requests]
         packages = {
-            tree.slug: package(material_of(support, tree.step).tests)
-            for tree in whole.steps
+            tree.slug: package(material_of(support, tree.step).tests) for tree in others
         }
         files = {
             path: text for made in packages.values() for path, text in made.items()
         }
-        sent = [tree for tree in whole.steps if tree.step.trailers.for_upstream]
+        sent = [tree for tree in others if tree.step.trailers.for_upstream]
         shared = frozenset(
             path
             for tree in sent
@@ -182,7 +193,8 @@ class UpstreamForms:
                 release=base.release.name,
             )
         date = history.last_change_date(project, project.root / TESTS)
-        return cls(files, tests, shared, ci_files(jobs, changed, on_cpu), date)
+        jobs = ci_files(jobs, changed, on_cpu)
+        return cls(requests, files, tests, shared, jobs, date)
 
     @property
     def common(self) -> frozenset[str]:
@@ -201,6 +213,7 @@ class UpstreamForms:
         writer.read_tree(base.tree_id)
         entries = writer.files(base.tree_id, self.shared)
         self._add(writer, entries, self.shared, scratch)
+        self._add_jobs(writer, scratch)
         tree_id = writer.write_tree()
         if tree_id == base.tree_id:
             return base
@@ -209,12 +222,24 @@ class UpstreamForms:
         commit = writer.commit_tree(tree_id, base.commit, text, *by)
         return BaseTree(base.release, commit, tree_id)
 
-    def put(self, writer: Writer, tree: StepTree, scratch: Path) -> None:
-        """Convert the private index, which holds `tree`, to upstream's form."""
+    def put(
+        self, writer: Writer, tree: StepTree, scratch: Path, on_first: bool
+    ) -> None:
+        """Convert the private index, which holds `tree`, to upstream's form.
+
+        Args:
+            on_first: whether it stands on the first commit.
+        """
         entries = writer.files(tree.tree_id)
-        kernels = {path for path in self.files if path in entries and is_kernel(path)}
-        own = {path for applied in tree.applied for path in self.tests[applied.slug]}
-        self._add(writer, entries, self.shared | kernels | own, scratch)
+        paths = {path for path in self.files if path in entries and is_kernel(path)}
+        for applied in reversed(tree.applied):
+            if (request := self.requests.get(applied.slug)) is not None:
+                request.apply(writer, tree.tree_id, tree.release.name)
+            else:
+                paths |= set(self.tests[applied.slug])
+        self._add(writer, entries, paths | self.shared if on_first else paths, scratch)
+        if on_first:
+            self._add_jobs(writer, scratch)
         writer.remove(path for path in entries if is_shim(path))
 
     def _add(
@@ -224,15 +249,18 @@ class UpstreamForms:
         paths: Iterable[str],
         scratch: Path,
     ) -> None:
-        """Add files and jobs. The base's own empty package files stay as they are."""
+        """Add files. The base's own empty package files stay as they are."""
         changes = {
             path: self.files[path]
             for path in paths
             if not (path.endswith("/__init__.py") and path in entries)
             or is_kernel(path)
         }
-        changes |= {path: text.encode() for path, text in self.jobs.items()}
         writer.add(changes, scratch)
+
+    def _add_jobs(self, writer: Writer, scratch: Path) -> None:
+        jobs = {path: text.encode() for path, text in self.jobs.items()}
+        writer.add(jobs, scratch)
 
 
 def _read(

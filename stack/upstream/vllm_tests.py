@@ -60,6 +60,7 @@ class FileRun(msgspec.Struct, frozen=True):
     tests: dict[str, str]
     problem: str
     seconds: float
+    reasons: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,19 @@ class Compared:
     after: FileRun
 
     @property
-    def changed(self) -> tuple[str, ...]:
+    def differing(self) -> dict[str, tuple[str, str]]:
+        """The outcomes before and after of each test where they differ, `-` where it
+        did not run."""
         before, after = self.before.tests, self.after.tests
         late = _LATE in (self.before.problem, self.after.problem)
         names = before.keys() & after.keys() if late else before.keys() | after.keys()
-        pairs = [
-            (name, before.get(name, "-"), after.get(name, "-"))
-            for name in sorted(names)
-        ]
-        return tuple(f"{name}: {a} → {b}" for name, a, b in pairs if a != b)
+        both = {name: (before.get(name, "-"), after.get(name, "-")) for name in names}
+        return {name: both[name] for name in sorted(both) if len({*both[name]}) > 1}
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        found = self.differing.items()
+        return tuple(f"{name}: {a} → {b}" for name, (a, b) in found)
 
     @property
     def ran(self) -> bool:
@@ -101,10 +106,13 @@ class Compared:
         return sum(outcome in outcomes for outcome in run.tests.values())
 
 
-def require_packages(release: Release, packages: Path | None) -> None:
+def require_packages(
+    release: Release, packages: Path | None, asked: str = "upstream-tests"
+) -> None:
     """Require what vLLM's tests import beside vLLM's own needs.
 
     Args:
+        asked: the command that runs them.
         packages: a folder of it; None for what is installed.
 
     Raises:
@@ -119,7 +127,7 @@ def require_packages(release: Release, packages: Path | None) -> None:
     if missing:
         folder = "DIR" if packages is None else packages
         install = ("pip", "install", "--target", folder, "--no-deps", *missing)
-        again = ("upstream-tests", release.name, "--packages", folder)
+        again = (asked, release.name, "--packages", folder)
         raise UsageError(
             f"vLLM's tests import what is not there: {', '.join(missing)}",
             release=release.name,
@@ -223,11 +231,13 @@ def run(
     jobs: int,
     packages: Path | None = None,
     prepare: bool = False,
+    seconds: int = 120,
 ) -> None:
     """Run the program on both installs in `folder`, as `lay_out` left it.
 
     Args:
         jobs: files at a time.
+        seconds: the limit of each.
         packages: a folder of what vLLM's tests import beside vLLM's own needs.
         prepare: only write what the program needs, and `commands.sh`, which runs it on
             another machine.
@@ -244,7 +254,7 @@ def run(
         environment = _environment(folder, release, device, name)
         if packages is not None:
             environment["PYTHONPATH"] += f":{packages}"
-        command = _command(device, name, jobs)
+        command = _command(device, name, jobs, seconds)
         commands.append((environment, command, folder / f"{device}-{name}/log.txt"))
     if prepare:
         lines = []
@@ -287,13 +297,13 @@ def _environment(
     return {**variables, **NO_DEVICE, **NOT_COMPILED}
 
 
-def _command(device: Device, name: str, jobs: int) -> list[str]:
+def _command(device: Device, name: str, jobs: int, seconds: int) -> list[str]:
     """The program's words; it runs in the folder `run`."""
     plugin = PLATFORMS[device].plugin
     ahead = (plugin, *_AHEAD) if device != "cuda" else ("torch",)
     return [
         *("../program.py", "../files.json", f"../{device}-{name}.json"),
-        *("--jobs", str(jobs)),
+        *("--jobs", str(jobs), "--seconds", str(seconds)),
         *(word for module in ahead for word in ("--ahead", module)),
         *("--", "-p", plugin, "-p", "pytest_asyncio.plugin"),
     ]

@@ -29,6 +29,7 @@ def export(
     author: str | None = None,
     assistant: str = "an AI coding agent",
     bisect: bool = False,
+    packages: Path | None = None,
     offline: Offline = False,
     answer: Reply,
 ) -> None:
@@ -51,6 +52,7 @@ def export(
         author: `Name <address>`; default: git's user.name, user.email.
         assistant: The AI tool that commits name as co-author.
         bisect: Build and test each exported branch.
+        packages: A folder with what vLLM's own tests import, as of `upstream-tests`.
     """
     from stack.upstream.export import export as write_export
     from stack.upstream.export import standings
@@ -103,6 +105,7 @@ def export(
                 bundle=bundle,
                 assistant=assistant,
                 bisect=bisect,
+                packages=packages and packages.absolute(),
             )
     shown = [
         {

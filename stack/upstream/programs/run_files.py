@@ -6,8 +6,8 @@
 
 It is started in the folder that holds vLLM's `tests`, with the environment that the
 tests shall see, and needs pytest and what vLLM needs. FILES.json lists the files. Of
-each file OUTCOMES.json has `tests` (an outcome by name), `problem` (why there is none)
-and `seconds`.
+each file OUTCOMES.json has `tests` (an outcome by name), `reasons` (of those that
+failed), `problem` (why there is none) and `seconds`.
 
 Each process is a fork of one that has imported the modules of `--ahead`. It must not
 have started the GPU.
@@ -38,11 +38,16 @@ class Outcomes:
 
     def __init__(self, out: Path) -> None:
         self.tests: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
         self.problem = ""
         self._out = out
 
     def write(self) -> None:
-        content = {"tests": self.tests, "problem": self.problem}
+        content = {
+            "tests": self.tests,
+            "reasons": self.reasons,
+            "problem": self.problem,
+        }
         temporary = self._out.with_suffix(".part")
         temporary.write_text(json.dumps(content))
         temporary.replace(self._out)
@@ -59,10 +64,19 @@ class Outcomes:
         name = report.nodeid.partition("::")[2]
         if _RANK[outcome] >= _RANK[self.tests.get(name, "passed")]:
             self.tests[name] = outcome
+            if report.failed:
+                self.reasons[name] = _failure(report.longrepr)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.outcome != "passed" and not self.problem:
             self.problem = f"{report.outcome}: {_reason(report.longrepr)}"
+
+
+def _failure(longrepr: object) -> str:
+    """The first line of what a test raised."""
+    crash = getattr(longrepr, "reprcrash", None)
+    text = crash.message.partition("\n")[0] if crash else _reason(longrepr)
+    return str(text)[:_LONGEST]
 
 
 def _reason(longrepr: object) -> str:

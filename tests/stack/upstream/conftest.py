@@ -11,6 +11,7 @@ from tiny_stack import HEADER, PROVES, TWO, VALUE, TinyStack
 
 from stack.checks.run import run
 from stack.upstream.export import ExportResult
+from stack.upstream.vllm_tests import PACKAGES
 
 THREE = TWO.replace("VALUE = 2", "VALUE = 3")
 HELPED = HEADER + (
@@ -50,3 +51,13 @@ def stack(tmp_path: Path, checked: TinyStack) -> TinyStack:
 @pytest.fixture
 def exported(stack: TinyStack) -> ExportResult:
     return written(stack)
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """What vLLM's tests import, by name alone; the plugin is loaded."""
+    for module in PACKAGES.values():
+        (tmp_path / "packages" / module).mkdir(parents=True)
+        (tmp_path / "packages" / module / "__init__.py").touch()
+    (tmp_path / "packages/pytest_asyncio/plugin.py").touch()
+    return tmp_path / "packages"

@@ -10,7 +10,6 @@ from command_line import invoke
 from tiny_stack import HEADER, TWO, VALUE, TinyStack
 
 from stack.core.rows import read_rows
-from stack.upstream.vllm_tests import PACKAGES
 
 BASE = {
     "vllm/config.py": HEADER,
@@ -38,16 +37,6 @@ def stack_of(root: Path, files: dict[str, str]) -> TinyStack:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> TinyStack:
     return stack_of(tmp_path_factory.mktemp("small"), BASE)
-
-
-@pytest.fixture
-def packages(tmp_path: Path) -> Path:
-    """What vLLM's tests import, by name alone; the plugin is loaded."""
-    for module in PACKAGES.values():
-        (tmp_path / "packages" / module).mkdir(parents=True)
-        (tmp_path / "packages" / module / "__init__.py").touch()
-    (tmp_path / "packages/pytest_asyncio/plugin.py").touch()
-    return tmp_path / "packages"
 
 
 @pytest.fixture

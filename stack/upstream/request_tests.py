@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request changes of vLLM's own tests and pages, in place of the step's test.
+
+`patches/<step>/request.diff` is a diff of `tests/` and `docs/` of the base. vLLM's
+maintainers take small tests in the files that they have; a step's own test is thorough,
+and stays here. That the request's tests are red before and green after is shown by
+running vLLM's whole files that it changes: on the emulated XPU where the title says
+[XPU], else on vLLM's CPU platform.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from stack.base.store import Writer
+from stack.checks.checker import Checker
+from stack.core import fingerprint
+from stack.core.checkout import check_out
+from stack.core.errors import CheckFailed, SeriesError, command, concerning
+from stack.core.files import read_file
+from stack.core.git import GitFailed
+from stack.core.project import Project
+from stack.series.apply import misfit
+from stack.series.diff import DiffError, FileDiff, parse_diff
+from stack.series.result import Figure, Result
+from stack.series.tree import StepTree
+from stack.upstream.search import NO_TIP
+from stack.upstream.vllm_tests import (
+    Compared,
+    Device,
+    compared,
+    lay_out,
+    require_packages,
+    run,
+)
+
+NAME = "request.diff"
+SECONDS = 300
+"""The most that a file may take."""
+_FOLDERS = ("tests", "docs")
+_RED = ("failed", "error")
+_HINT = "CONTRIBUTING.md: words for a reviewer"
+
+
+@dataclass(frozen=True)
+class RequestTests:
+    """A request's own diff of vLLM's tests and pages."""
+
+    slug: str
+    path: Path
+    diff: bytes
+    files: tuple[FileDiff, ...]
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The test modules that it changes."""
+        paths = [PurePosixPath(file.path) for file in self.files]
+        return tuple(str(path) for path in paths if path.match("test_*.py"))
+
+    def apply(self, writer: Writer, tree: str, release: str) -> None:
+        """Change the private index of `writer`, which holds the tests of `tree`.
+
+        Raises:
+            SeriesError: the tree lacks a file, or the diff does not fit.
+        """
+        try:
+            writer.apply(self.diff)
+        except GitFailed as error:
+            problem = misfit(writer, tree, self.files, error.stderr)
+            raise SeriesError(
+                f"the request's tests do not apply: {problem.message}",
+                release=release,
+                step=self.slug,
+                path=f"{self.path}: {problem.path}" if problem.path else self.path,
+                detail=problem.detail,
+                hint=_HINT,
+            ) from None
+
+
+def read_request_tests(project: Project, slug: str) -> RequestTests | None:
+    """The request's own tests of a step; None where nobody wrote any.
+
+    Raises:
+        SeriesError: it is no diff, changes what is neither test nor page, changes no
+            test, or adds a file.
+    """
+    path = project.patches / slug / NAME
+    try:
+        with concerning(step=slug):
+            diff = read_file(path, project.root)
+    except FileNotFoundError:
+        return None
+    try:
+        found = RequestTests(slug, path, diff, parse_diff(diff))
+    except DiffError as error:
+        raise SeriesError(
+            error.message, step=slug, path=f"{path}:{error.line}", hint=_HINT
+        ) from None
+    for file in found.files:
+        if file.path.partition("/")[0] not in _FOLDERS:
+            raise _refused(found, f"{file.path} is neither a test nor a page of vLLM")
+        if file.creates:
+            raise _refused(found, f"vLLM has no {file.path}: extend a file that it has")
+    if not found.modules:
+        raise _refused(found, "it changes no test module of vLLM")
+    return found
+
+
+def _refused(tests: RequestTests, message: str) -> SeriesError:
+    return SeriesError(message, step=tests.slug, path=tests.path, hint=_HINT)
+
+
+def device_of(title: str) -> Device:
+    """The platform on which a request's tests are shown."""
+    return "emulated" if "[XPU]" in title else "cpu"
+
+
+def proven(
+    checker: Checker,
+    tests: RequestTests,
+    tree: StepTree,
+    exported: StepTree,
+    device: Device,
+    packages: Path | None,
+) -> Result:
+    """Run the modules before a step and after it; a stored pass is taken.
+
+    Args:
+        tree: the step's tested tree.
+        exported: the same in upstream's form, with the request's tests.
+        packages: a folder of what vLLM's tests import beside vLLM's own needs.
+
+    Raises:
+        CheckFailed: no test is red before and green after, or one has another outcome.
+        UsageError: what the tests import is not there.
+    """
+    release, cache = tree.release, checker.cache
+    builds = [checker.build(each, NO_TIP) for each in (tree.parent, tree)]
+    name = fingerprint.digest(
+        before=builds[0].key,
+        after=builds[1].key,
+        tests=exported.tree_id,
+        modules=list(tests.modules),
+        device=device,
+        kernels=release.xpu_kernels.version,
+        support=checker.support.digest,
+        tool=fingerprint.tool("upstream.request_tests"),
+        environment=fingerprint.lock(),
+    )
+    key = f"request-{name}"
+    if known := checker.stored(key, "test", release.name, tests.slug):
+        return known
+    require_packages(release, packages, "export")
+    cache.progress(f"running {', '.join(tests.modules)} for {tests.slug}")
+    with cache.scratch() as scratch:
+        check_out(cache, exported.tree_id, scratch / "tree")
+        folder = scratch / "run"
+        folder.mkdir()
+        lay_out(folder, scratch / "tree", builds, tests.modules)
+        run(
+            checker.runner,
+            checker.support,
+            release,
+            folder,
+            device,
+            1,
+            packages,
+            seconds=SECONDS,
+        )
+        found = compared(folder, device)
+    if problems := judged(found):
+        again = ("upstream-tests", release.name, tests.slug, "--device", device)
+        raise CheckFailed(
+            "the request's tests do not prove its step",
+            release=release.name,
+            step=tests.slug,
+            path=tests.path,
+            detail=problems,
+            hint=command("xpustack", *again),
+        )
+    return checker.keep(key, _result(found, tests.slug, release.name, device))
+
+
+def judged(found: Sequence[Compared]) -> list[str]:
+    """Why the outcomes prove nothing; empty if tests are red before and green after,
+    and all others have the same outcome both times."""
+    problems = [
+        f"{one.file}: {one.after.problem}" for one in found if one.after.problem
+    ]
+    for one in found:
+        for name, (was, now) in one.differing.items():
+            if now != "passed" or was not in (*_RED, "-"):
+                problems.append(f"{one.file}: {name}: {was} before, {now} after")
+    if not problems and not any(one.differing for one in found):
+        files = ", ".join(one.file for one in found)
+        problems.append(f"no test of {files} is red before and green after")
+    return problems
+
+
+def _result(
+    found: Sequence[Compared], slug: str, release: str, device: Device
+) -> Result:
+    tests = sum(one.count("after", "passed") for one in found)
+    red = sum(len(one.differing) for one in found)
+    failing = sum(one.count("after", *_RED) for one in found)
+    summary = f"{tests} tests, {red} fail before"
+    summary += f", {tests} on a CPU too" if device == "cpu" else ""
+    summary += f", {failing} fail both times" if failing else ""
+    figures = tuple(
+        Figure(name, one.before.reasons.get(name, one.before.problem), "")
+        for one in found
+        for name in one.differing
+    )
+    seconds = sum(one.before.seconds + one.after.seconds for one in found)
+    return Result(
+        release, slug, "test", "passed", seconds, summary=summary, figures=figures
+    )
