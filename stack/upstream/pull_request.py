@@ -20,10 +20,7 @@ TEXTS = "pull-requests"
 _TITLE = re.compile(r"(?:\[[^\[\]]+\])+ \S")
 _SENTENCE = re.compile(r"(?<=[a-z)'`%][.]) (?=[A-Z]|vLLM)")
 _PLATFORM = re.compile(r"\[(CPU|CUDA|ROCm|XPU)\]")
-_SUMMARY = re.compile(
-    r"(\d+) tests, (\d+) fail before(?:, (\d+) on a CPU too)?"
-    r"(?:, (\d+) fail both times)?"
-)
+_SUMMARY = re.compile(r"(\d+) tests, (\d+) fail before(?:, (\d+) on a CPU too)?")
 _WORD = re.compile(
     r"\b(?!(?:each|from|have|into|only|other|over|than|that|their|them|they|what|where|with"
     r"|without|would)\b)\w{4,}"
@@ -38,7 +35,8 @@ class Shown:
         subject: the commit's, without tags.
         files: their files upstream.
         result: of the run before and after the step.
-        own: whether they are the request's own, in files that upstream has.
+        own: whether they are the request's own, in files that upstream has: then
+            those that it adds or changes.
     """
 
     subject: str
@@ -47,17 +45,17 @@ class Shown:
     own: bool
 
     @property
-    def counts(self) -> tuple[int, int, int, int]:
-        """How many tests there are, fail before, need no XPU, and fail both times."""
+    def counts(self) -> tuple[int, int, int]:
+        """How many tests there are, fail before, and need no XPU."""
         match = _SUMMARY.match(self.result.summary)
         assert match is not None, self.result.summary
-        tests, red, on_cpu, failing = map(int, match.groups(default="0"))
-        return tests, red, on_cpu, failing
+        tests, red, on_cpu = map(int, match.groups(default="0"))
+        return tests, red, on_cpu
 
     @property
     def where(self) -> str:
         """The platform of the run."""
-        _, _, on_cpu, _ = self.counts
+        _, _, on_cpu = self.counts
         if self.own and on_cpu:
             return "vLLM's CPU platform"
         more = f"; {on_cpu} of them on vLLM's CPU platform as well" if on_cpu else ""

@@ -29,9 +29,10 @@ BASE = {
 PAGE = BASE["docs/value.md"].replace("1", "2")
 
 
-def diff_of(path: str, text: str) -> str:
-    """The diff that gives a file of `BASE` another text."""
-    lines = (BASE.get(path, "").splitlines(True), text.splitlines(True))
+def diff_of(path: str, text: str, before: str | None = None) -> str:
+    """The diff that gives a file another text than `before`, or than `BASE` has."""
+    old = BASE.get(path, "") if before is None else before
+    lines = (old.splitlines(True), text.splitlines(True))
     body = difflib.unified_diff(*lines, f"a/{path}", f"b/{path}")
     return f"diff --git a/{path} b/{path}\n" + "".join(body)
 
@@ -79,8 +80,8 @@ def test_they_are_shown_on_the_requests_platform(
     done = asked(stack, packages, "raise-value", bisect=True)
     text = (done.directory / "pull-requests/raise-value.md").read_text()
     claims = describe(done.requests[0], Template(("Claims",)), "v9.9")
-    assert "- Tests in `tests/test_old.py`: 1 of 2 red without it, all" in claims
-    assert f"| `tests/test_old.py` | {where} | 2 passed, 1 of them failed" in text
+    assert "- Tests new or changed in `tests/test_old.py`: 1 of 1 red wit" in claims
+    assert f"| new or changed in `tests/test_old.py` | {where} | 1 passed, 1" in text
     assert "| `test_value` | assert 1 == 2 | passes |" in text
     assert ("On an XPU:" in text) == ("[XPU]" in title)
     assert list(done.state.branches) == ["xpu-dsv4/raise-value"]
@@ -119,10 +120,12 @@ def test_what_is_shown_is_kept(stack: TinyStack, packages: Path) -> None:
     ("added", "problem"),
     [
         (NEW.replace("== 2", "== 1"), "test_value: passed before, failed after"),
-        (NEW.replace("== 2", "> 0"), "no test of tests/test_old.py is red before"),
-        ("\n\nassert value.VALUE == 1\n", "test_old: passed before, - after"),
+        (NEW.replace("== 2", "== 3"), "test_value: failed before, failed after"),
+        (NEW.replace("== 2", "> 0"), "no test that it adds or changes is red before"),
+        (NEW + "\n\nassert value.VALUE == 1\n", "AssertionError"),
+        ("\n# More.\n", "no test that it adds or changes is red before"),
     ],
-    ids=["wrong", "always", "not collected"],
+    ids=["wrong", "red", "always", "not collected", "none"],
 )
 def test_tests_that_do_not_prove_the_step_are_refused(
     stack: TinyStack, packages: Path, added: str, problem: str
@@ -160,6 +163,24 @@ def test_a_diff_that_is_none_of_the_tests_is_refused(
     assert problem in error.message
     assert (error.step, error.exit_code) == ("raise-value", 4)
     assert "patches/raise-value/request.diff" in (error.path or "") and error.hint
+
+
+def test_with_a_function_that_they_call_all_tests_run(
+    stack: TinyStack, packages: Path
+) -> None:
+    text = "from vllm import value\n\n\ndef number():\n    return {}\n\n\n"
+    text += "def test_value():\n    assert value.VALUE == number()\n\n\n"
+    text += "def test_old():\n    assert value.OLD == 1\n"
+    stack.publish("4.0", {**BASE, "tests/test_old.py": HEADER + text.format(1)})
+    stack.add("raise-value", {VALUE: TWO}, "v4.0")
+    release = releases.load(stack.project)["v4.0"]
+    assert not run(stack.project, stack.cache, [release]).failed
+    diff = diff_of(
+        "tests/test_old.py", HEADER + text.format(2), HEADER + text.format(1)
+    )
+    stack.write("patches/raise-value/request.diff", diff)
+    [request] = written(stack, "4", release, packages=packages).requests
+    assert request.shown[0].counts == (2, 1, 0)
 
 
 def test_a_file_that_was_killed_proves_nothing() -> None:
