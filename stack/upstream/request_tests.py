@@ -203,22 +203,21 @@ def _run(
 
 
 def _new(checker: Checker, module: str, base: str, tree: str) -> list[str]:
-    """The tests of a module of `tree` that `base` has otherwise, or not at all: all, if
-    a function that they may call differs."""
+    """The tests of a module of `tree` that `base` has otherwise, or not at all."""
     git = checker.store.git
-    before, after = (_parts(git.file(each, module)) for each in (base, tree))
-    changed = [name for name in after if before.get(name) != after[name]]
-    tests = [name for name in after if name.lower().startswith("test")]
-    if any(name in before for name in changed if name not in tests):
-        return tests
-    return [name for name in tests if name in changed]
+    before, after = (_tests(git.file(each, module)) for each in (base, tree))
+    return [name for name in after if before.get(name) != after[name]]
 
 
-def _parts(content: bytes) -> dict[str, str]:
-    """The functions and classes of a module by name, each as its syntax tree."""
+def _tests(content: bytes) -> dict[str, str]:
+    """The tests of a module, and classes of tests, each as its syntax tree."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    nodes = parse_python(content).body
-    return {node.name: ast.dump(node) for node in nodes if isinstance(node, kinds)}
+    nodes = (each for each in parse_python(content).body if isinstance(each, kinds))
+    return {
+        node.name: ast.dump(node)
+        for node in nodes
+        if node.name.lower().startswith("test")
+    }
 
 
 def judged(found: Sequence[Compared]) -> list[str]:

@@ -29,10 +29,9 @@ BASE = {
 PAGE = BASE["docs/value.md"].replace("1", "2")
 
 
-def diff_of(path: str, text: str, before: str | None = None) -> str:
-    """The diff that gives a file another text than `before`, or than `BASE` has."""
-    old = BASE.get(path, "") if before is None else before
-    lines = (old.splitlines(True), text.splitlines(True))
+def diff_of(path: str, text: str) -> str:
+    """The diff that gives a file of `BASE` another text."""
+    lines = (BASE.get(path, "").splitlines(True), text.splitlines(True))
     body = difflib.unified_diff(*lines, f"a/{path}", f"b/{path}")
     return f"diff --git a/{path} b/{path}\n" + "".join(body)
 
@@ -163,24 +162,6 @@ def test_a_diff_that_is_none_of_the_tests_is_refused(
     assert problem in error.message
     assert (error.step, error.exit_code) == ("raise-value", 4)
     assert "patches/raise-value/request.diff" in (error.path or "") and error.hint
-
-
-def test_with_a_function_that_they_call_all_tests_run(
-    stack: TinyStack, packages: Path
-) -> None:
-    text = "from vllm import value\n\n\ndef number():\n    return {}\n\n\n"
-    text += "def test_value():\n    assert value.VALUE == number()\n\n\n"
-    text += "def test_old():\n    assert value.OLD == 1\n"
-    stack.publish("4.0", {**BASE, "tests/test_old.py": HEADER + text.format(1)})
-    stack.add("raise-value", {VALUE: TWO}, "v4.0")
-    release = releases.load(stack.project)["v4.0"]
-    assert not run(stack.project, stack.cache, [release]).failed
-    diff = diff_of(
-        "tests/test_old.py", HEADER + text.format(2), HEADER + text.format(1)
-    )
-    stack.write("patches/raise-value/request.diff", diff)
-    [request] = written(stack, "4", release, packages=packages).requests
-    assert request.shown[0].counts == (2, 1, 0)
 
 
 def test_a_file_that_was_killed_proves_nothing() -> None:
