@@ -155,7 +155,7 @@ def export(
     ends = list(branches.values())
     hooks = require_clean(project, cache, base, forms.common, ends, types=whole is None)
     proofs = _proofs(project, cache, forms, standing, branches, packages)
-    own_tests = [end for end in ends if end.steps[-1].slug not in proofs]
+    own_tests = [end for end in ends if end.steps[-1].slug in forms.tests]
     alone_runs = test_commits(project, cache, own_tests) if bisect else {}
     requests = tuple(
         replace(

@@ -176,15 +176,17 @@ class PullRequest:
 
     @property
     def shown(self) -> list[Shown]:
-        """What the tests of each commit show."""
+        """What the tests of each commit show. Where some commits have tests of the
+        request's own, these are its tests."""
         found = []
-        for commit in self.commits:
+        own = [commit for commit in self.commits if commit.slug in self.proofs]
+        for commit in own or self.commits:
             step, test = commit.step.step, commit.test
             assert test is not None, "it stands"
-            own = self.proofs.get(commit.slug)
-            files, result = own or ((upstream_test(step),), test)
+            proof = self.proofs.get(commit.slug)
+            files, result = proof or ((upstream_test(step),), test)
             subject = step.subject.rpartition("]")[2].strip()
-            found.append(Shown(subject, files, result, own is not None))
+            found.append(Shown(subject, files, result, proof is not None))
         return found
 
     @property

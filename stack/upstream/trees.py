@@ -31,6 +31,7 @@ from stack.upstream.form import (
     package,
     tidy,
 )
+from stack.upstream.notes import read_notes
 from stack.upstream.request_tests import RequestTests, read_request_tests
 
 TESTS = "tests/steps"
@@ -93,7 +94,7 @@ def upstream_trees(
     """
     base = BaseTree(checked.base.release, parent, checked.base.tree_id)
     with store.writing() as writer, store.cache.scratch() as scratch:
-        on_first = any(tree.slug not in forms.requests for tree in checked.steps)
+        on_first = any(tree.slug in forms.tests for tree in checked.steps)
         if on_first:
             base = forms.first(writer, base, person, assistant, scratch)
         series = Series(base)
@@ -129,10 +130,10 @@ def _signed(parts: Iterable[str], person: Person, assistant: str) -> str:
 class UpstreamForms:
     """Every file of some series in upstream's form, by its path in the tree.
 
-    `requests` are the requests' own tests by step, of other steps the step's test is
-    sent: `shared` are the files that these read beside their modules, `tests` maps a
-    step to the other files of its test, `jobs` has the CI files with the jobs, and
-    `date` is the first commit's.
+    `requests` are the requests' own tests by step. Of requests without such the steps'
+    tests are sent: `shared` are the files that these read beside their modules, `tests`
+    maps a step to the other files of its test, `jobs` has the CI files with the jobs,
+    and `date` is the first commit's.
     """
 
     requests: Mapping[str, RequestTests]
@@ -159,7 +160,11 @@ class UpstreamForms:
             tree.slug: read_request_tests(project, tree.slug) for tree in whole.steps
         }
         requests = {slug: tests for slug, tests in read.items() if tests is not None}
-        others = [tree for tree in whole.steps if tree.slug not in requests]
+        asked = set(requests)
+        for tree in whole.steps:
+            group = {tree.slug, *read_notes(project, tree.slug).along}
+            asked |= group if group & requests.keys() else set()
+        others = [tree for tree in whole.steps if tree.slug not in asked]
         packages = {
             tree.slug: package(material_of(support, tree.step).tests) for tree in others
         }
@@ -235,8 +240,7 @@ class UpstreamForms:
         for applied in reversed(tree.applied):
             if (request := self.requests.get(applied.slug)) is not None:
                 request.apply(writer, tree.tree_id, tree.release.name)
-            else:
-                paths |= set(self.tests[applied.slug])
+            paths |= set(self.tests.get(applied.slug, ()))
         self._add(writer, entries, paths | self.shared if on_first else paths, scratch)
         if on_first:
             self._add_jobs(writer, scratch)

@@ -107,6 +107,17 @@ def test_only_other_steps_stand_on_the_first_commit(
     assert mail.name.startswith("0001")
 
 
+def test_a_request_of_two_steps_has_them_in_one(
+    stack: TinyStack, packages: Path
+) -> None:
+    stack.write("patches/raise-again/request.md", "With: raise-value\n")
+    done = asked(stack, packages)
+    [request] = done.requests
+    assert not request.on_first and len(request.shown) == 1
+    shown = ("show", "--name-only", "--format=", "HEAD")
+    assert git(done.directory / "repository", *shown).split() == [VALUE]
+
+
 def test_what_is_shown_is_kept(stack: TinyStack, packages: Path) -> None:
     asked(stack, packages, "raise-value")
     assert not asked(stack, None, "raise-value").changed
