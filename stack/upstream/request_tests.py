@@ -232,7 +232,8 @@ def judged(found: Sequence[Compared]) -> list[str]:
             was = one.before.tests.get(name, "-")
             red += was in (*_RED, "-") and now == "passed"
             if now in _RED:
-                problems.append(f"{name}: {was} before, {now} after")
+                why = one.after.reasons.get(name, "")
+                problems.append(f"{name}: {was} before, {now} after: {why}")
     if not problems and not red:
         problems.append("no test that it adds or changes is red before and green after")
     return problems
