@@ -27,7 +27,6 @@ from stack.series.revision import require_recorded
 from stack.series.static import changed_lines, new_file_lines
 from stack.series.tree import BaseTree, Series
 from stack.upstream.branches import branch_of, require_free, require_room
-from stack.upstream.first import FIRST
 from stack.upstream.folder import (
     ExportState,
     Place,
@@ -35,7 +34,7 @@ from stack.upstream.folder import (
     previous_export,
     write_export,
 )
-from stack.upstream.form import is_kernel
+from stack.upstream.form import FIRST, is_kernel
 from stack.upstream.labels import RULES, labels
 from stack.upstream.notes import Notes, read_notes
 from stack.upstream.pairs import Conflicts, conflicting
@@ -45,8 +44,8 @@ from stack.upstream.preconditions import (
     require_imports,
     test_commits,
 )
+from stack.upstream.proofs import device_of, proven
 from stack.upstream.pull_request import PullRequest, title_problem
-from stack.upstream.request_tests import device_of, proven
 from stack.upstream.search import Standings
 from stack.upstream.texts import TEMPLATE, Template, texts
 from stack.upstream.trees import Person, UpstreamForms, upstream_trees

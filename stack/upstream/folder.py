@@ -27,7 +27,7 @@ from stack.core.rows import csv_text, read_rows
 from stack.series.tree import BaseTree, Step
 from stack.series.worktree import BASE
 from stack.upstream.branches import branch_of, bundle, publish
-from stack.upstream.first import FIRST
+from stack.upstream.form import FIRST
 from stack.upstream.pull_request import PullRequest, requests_rows
 from stack.upstream.trees import Person
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from stack.series.result import Figure, Result
 from stack.series.tree import Step
-from stack.upstream.first import FIRST_SUBJECT
-from stack.upstream.form import upstream_test
+from stack.upstream.form import FIRST_SUBJECT, upstream_test
 from stack.upstream.notes import Notes
 from stack.upstream.standing import Standing
 

@@ -13,8 +13,7 @@ from stack.core.markdown import rendered
 from stack.core.rows import csv_text
 from stack.series.static import LARGE
 from stack.upstream.branches import branch_of
-from stack.upstream.first import FIRST, FIRST_MESSAGE
-from stack.upstream.form import TEST_HOME
+from stack.upstream.form import FIRST, FIRST_MESSAGE, TEST_HOME
 from stack.upstream.pairs import Conflicts
 from stack.upstream.pull_request import TEXTS, PullRequest, requests_rows
 

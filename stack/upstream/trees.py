@@ -22,9 +22,9 @@ from stack.core.repository import Repository, TreeEntry
 from stack.series.tree import BaseTree, Series, Step, StepTree
 from stack.steptest.material import Support, material_of
 from stack.upstream.ci import CI_FILES, ci_files
-from stack.upstream.first import FIRST_MESSAGE
 from stack.upstream.form import (
     ANY_PLATFORM,
+    FIRST_MESSAGE,
     is_kernel,
     is_shim,
     kernel,

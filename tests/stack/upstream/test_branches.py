@@ -20,8 +20,7 @@ from stack.checks.run import run
 from stack.core.errors import CheckFailed, UsageError
 from stack.core.rows import read_rows
 from stack.upstream.export import ExportResult
-from stack.upstream.first import FIRST_SUBJECT
-from stack.upstream.form import TEST_HOME
+from stack.upstream.form import FIRST_SUBJECT, TEST_HOME
 
 STANDS = {
     "clean": "alone",

@@ -14,7 +14,7 @@ from stack.checks.run import run
 from stack.core.errors import CheckFailed, SeriesError, UsageError
 from stack.upstream.export import ExportResult
 from stack.upstream.form import TEST_HOME
-from stack.upstream.request_tests import judged
+from stack.upstream.proofs import judged
 from stack.upstream.texts import Template, describe
 from stack.upstream.vllm_tests import Compared, FileRun
 
