@@ -207,7 +207,12 @@ def nothing_fits(asked: Asked, release: Release, trial: Trial) -> CheckFailed:
     lacking = any(missing(asked, one) for one in trial.attempts if not one.searched)
     newer = Version(release.version) >= Version(HOST_SINCE)
     if lacking and newer and asked.count <= FEW and not asked.host:
-        detail.append("experts in the host's memory, say 192 GiB: --host-memory 192")
+        groups = asked.checkpoint.model.stored()
+        size = sum(one.count * one.size for one in groups if one.part == "experts")
+        detail.append(
+            f"with experts in the host's memory, where they take {size / GIB:.0f} GiB:"
+            " --host-memory GIB"
+        )
     return CheckFailed(
         f"{asked.checkpoint.label} starts on no split of {asked.count:,}"
         f" {asked.device.name}",

@@ -18,6 +18,7 @@ from stack.series.tree import StepTree
 from stack.upstream.request_tests import RequestTests
 from stack.upstream.search import NO_TIP
 from stack.upstream.vllm_tests import (
+    LATE,
     Compared,
     Device,
     compared,
@@ -146,30 +147,40 @@ def judged(found: Sequence[Compared]) -> list[str]:
     problems = [
         f"{one.file}: {one.after.problem}" for one in found if one.after.problem
     ]
-    red = 0
+    # Of what was killed nobody knows what it would have been.
+    problems += [
+        f"{one.file}, before: {LATE}" for one in found if one.before.problem == LATE
+    ]
     for one in found:
         for name, now in one.after.tests.items():
-            was = one.before.tests.get(name, "-")
-            red += was in (*_RED, "-") and now == "passed"
             if now in _RED:
-                why = one.after.reasons.get(name, "")
-                problems.append(f"{name}: {was} before, {now} after: {why}")
-    if not problems and not red:
+                was, why = one.before.tests.get(name, "-"), one.after.reasons.get(name)
+                problems.append(f"{name}: {was} before, {now} after: {why or ''}")
+    if not problems and not any(map(_red, found)):
         problems.append("no test that it adds or changes is red before and green after")
     return problems
+
+
+def _red(one: Compared) -> list[str]:
+    """The tests that were red before, or could not run, and pass after."""
+    return [
+        name
+        for name, (was, now) in one.differing.items()
+        if was in (*_RED, "-") and now == "passed"
+    ]
 
 
 def _result(
     found: Sequence[Compared], slug: str, release: str, device: Device
 ) -> Result:
     tests = sum(one.count("after", "passed") for one in found)
-    red = sum(len(one.differing) for one in found)
+    red = sum(len(_red(one)) for one in found)
     summary = f"{tests} tests, {red} fail before"
     summary += f", {tests} on a CPU too" if device == "cpu" else ""
     figures = tuple(
         Figure(name, one.before.reasons.get(name, one.before.problem), "")
         for one in found
-        for name in one.differing
+        for name in _red(one)
     )
     seconds = sum(one.before.seconds + one.after.seconds for one in found)
     return Result(

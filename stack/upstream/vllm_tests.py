@@ -32,7 +32,7 @@ DATA = "docs/data/upstream_tests.csv"
 BOTH = ("before", "after")
 CUDA = Platform("plain_cuda", "standins.emulated_xpu.cuda_pytest_plugin")
 _AHEAD = ("vllm.config", "vllm.model_executor.models.registry")
-_LATE = "it was killed at its limit"
+LATE = "it was killed at its limit"
 _NAMED = "vllm."
 _NO_CALL = ("skipped", "error")
 """Outcomes of a test whose body was not called."""
@@ -80,7 +80,7 @@ class Compared:
         """The outcomes before and after of each test where they differ, `-` where it
         did not run."""
         before, after = self.before.tests, self.after.tests
-        late = _LATE in (self.before.problem, self.after.problem)
+        late = LATE in (self.before.problem, self.after.problem)
         names = before.keys() & after.keys() if late else before.keys() | after.keys()
         both = {name: (before.get(name, "-"), after.get(name, "-")) for name in names}
         return {name: both[name] for name in sorted(both) if len({*both[name]}) > 1}

@@ -16,7 +16,7 @@ from stack.upstream.export import ExportResult
 from stack.upstream.form import TEST_HOME
 from stack.upstream.proofs import judged
 from stack.upstream.texts import Template, describe
-from stack.upstream.vllm_tests import Compared, FileRun
+from stack.upstream.vllm_tests import LATE, Compared, FileRun
 
 OLD = "from vllm import value\n\n\ndef test_old():\n    assert value.OLD == 1\n"
 NEW = "\n\ndef test_value():\n    assert value.VALUE == 2\n"
@@ -178,3 +178,5 @@ def test_a_diff_that_is_none_of_the_tests_is_refused(
 def test_a_file_that_was_killed_proves_nothing() -> None:
     both = FileRun({"a": "failed"}, "", 1), FileRun({"a": "passed"}, "late", 1)
     assert judged([Compared("f", *both)]) == ["f: late"]
+    before = FileRun({}, LATE, 1), FileRun({"a": "passed"}, "", 1)
+    assert judged([Compared("f", *before)]) == [f"f, before: {LATE}"]

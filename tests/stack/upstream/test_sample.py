@@ -41,6 +41,8 @@ def test_its_tests_are_those_of_the_request() -> None:
     assert tests is not None
     text = (SAMPLE / f"{STEP}.md").read_text()
     assert all(f"new or changed in `{name}`" in text for name in tests.modules)
+    added = tests.diff.count(b"\n+def test_")
+    assert added and f"{added} passed, {added} of them failed before" in text
 
 
 def test_its_cover_has_the_figures_of_the_rows() -> None:

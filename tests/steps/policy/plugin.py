@@ -71,7 +71,7 @@ def fails() -> str:
 def test_another_platform_goes_first(
     other: Callable[[], str | None], wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of them end a start of vLLM."""
+    """With two of them a start of vLLM ends."""
     plugins = {"xpu_dsv4": found("xpu_dsv4").load(), OTHERS: other}
     for name in ("vllm.plugins", "vllm.platforms"):
         module = layout.module(name)
@@ -88,7 +88,7 @@ def test_the_platform_of_this_run_derives_from_it() -> None:
 
 
 def test_what_it_says_is_in_vllms_log() -> None:
-    """What loggers below its own say, vLLM prints."""
+    """Its log has what loggers below its own say."""
     said = layout.module("vllm_xpu_dsv4.start").logger
     assert said.name.startswith("vllm.")
 
