@@ -36,7 +36,9 @@ def unpack(carried: Path, work: Path, jobs: list[Job]) -> None:
         (work / "unpacked").touch()
     untouched = work / "untouched"
     if not untouched.exists() and not all(job.patched for job in jobs):
-        shutil.copytree(work / "patched", untouched, dirs_exist_ok=True)
+        # A folder that keeps byte code alone would be a package without a file.
+        without_byte_code = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(work / "patched", untouched, ignore=without_byte_code)
         for name in (work / "removed").read_text().splitlines():
             (untouched / name).unlink()
             # An empty folder would be a distribution without a version.

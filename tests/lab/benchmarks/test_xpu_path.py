@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What runs on a GPU under XPU's name, and how it is read."""
 
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from lab.benchmarks.xpu_path.jobs import (
     tokens,
 )
 from lab.benchmarks.xpu_path.parts import part_of_class
+from lab.benchmarks.xpu_path.run import unpack
 from proof.e2e import pictures
 from proof.e2e.checkpoints import dspark, v41, vision
 from proof.e2e.pictures import Picture
@@ -94,3 +96,23 @@ def test_time_of_the_host_counts_once_in_nested_parts(
     assert parts["projections"] == 4.0
     assert parts[REST] == 51.0
     assert parts["calls of stand-ins"] == 1.0
+
+
+def test_the_untouched_tree_lacks_a_package_that_steps_add(tmp_path: Path) -> None:
+    packed, carried, work = (tmp_path / name for name in ("packed", "carried", "work"))
+    for name, text in (
+        ("patched/vllm/value.py", "VALUE = 2\n"),
+        ("patched/added/__init__.py", ""),
+        ("differing/vllm/value.py", "VALUE = 1\n"),
+        ("removed", "added/__init__.py\n"),
+    ):
+        (packed / name).parent.mkdir(parents=True, exist_ok=True)
+        (packed / name).write_text(text)
+    carried.mkdir()
+    with tarfile.open(carried / "xpu-path.tar.xz", "w:xz") as tar:
+        for path in packed.iterdir():
+            tar.add(path, path.name)
+    unpack(carried, work, [JOBS["v41-untouched"]])
+    assert not (work / "untouched/added").exists()
+    assert (work / "untouched/vllm/value.py").read_text() == "VALUE = 1\n"
+    assert (work / "patched/vllm/value.py").read_text() == "VALUE = 2\n"
