@@ -19,6 +19,7 @@ from proof.e2e.judging.checks import (
 )
 from proof.e2e.judging.drafts import check_drafts, successors
 from proof.e2e.judging.endings import Verdict, ended
+from proof.e2e.pictures import Text
 from proof.e2e.running.serving import (
     SHARING,
     Engines,
@@ -240,7 +241,10 @@ def near_ties(results: list[Served], one: Served, twin: Reference) -> list[str]:
     found, same = [], 0
     wanted = dict(zip(map(tuple, one.read), one.new_tokens(), strict=True))
     for result in results:
-        for prompt, tokens in zip(result.read, result.new_tokens(), strict=True):
+        answered = zip(
+            result.job.prompts, result.read, result.new_tokens(), strict=True
+        )
+        for asked, prompt, tokens in answered:
             theirs = wanted[tuple(prompt)]
             assert len(tokens) == len(theirs), (tokens, theirs)
             pairs = enumerate(zip(tokens, theirs, strict=True))
@@ -249,7 +253,8 @@ def near_ties(results: list[Served], one: Served, twin: Reference) -> list[str]:
             if place is None:
                 continue
             with twin.rounded(Roundings.of(result.answer)):
-                logits = twin.logits(prompt + tokens[:place])[-1]
+                before = Text(prompt + tokens[:place], asked.images)
+                logits = twin.logits(before)[-1]
             behind = float(logits.max() - logits[[tokens[place], theirs[place]]].min())
             where = f"token {place + 1} behind {len(prompt)}"
             assert behind <= MARGIN, (
