@@ -48,8 +48,15 @@ PLATFORMS: Mapping[Device, Platform] = {"cpu": CPU, "emulated": XPU, "cuda": CUD
 PACKAGES = {
     "anthropic": "anthropic",
     "docstring_parser": "docstring_parser",
+    "httpx": "httpx",
+    "orjson": "orjson",
+    "pydantic-extra-types": "pydantic_extra_types",
     "pytest-asyncio": "pytest_asyncio",
+    "python-multipart": "python_multipart",
     "tblib": "tblib",
+    "tiktoken": "tiktoken",
+    "uvicorn": "uvicorn",
+    "watchfiles": "watchfiles",
 }
 """What vLLM's tests import beside vLLM's own needs, with the module's name."""
 

@@ -52,9 +52,8 @@ def upstream_tests(
         step: One step; default: all of the series.
         device: The platform.
         to: The folder of the run; default: a temporary one.
-        packages: A folder with what vLLM's tests import and is not installed: `pip
-            install --target DIR --no-deps anthropic docstring_parser pytest-asyncio
-            tblib`.
+        packages: A folder with what vLLM's tests import and is not installed; without
+            it the command says how to make one.
         prepare: Only write the folder, for another machine.
         read: Only read what a run left in the folder.
         write: Write the rows to docs/data/upstream_tests.csv; those of other files
