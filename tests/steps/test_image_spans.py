@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import layout, model_configs
+from helpers import layout
 from helpers.images import block, encoder_cache, handed, image, state_with
 
 
 def spans(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], images: Any
+    folder: Path, monkeypatch: pytest.MonkeyPatch, images: Any, sees: bool = True
 ) -> Any:
     """What the runner hands attention of one request with `images`."""
-    return handed(state_with(folder, monkeypatch, fields, encoder_cache(images)))
+    return handed(state_with(folder, monkeypatch, encoder_cache(images), sees))
 
 
 def test_a_span_is_the_whole_block(
@@ -24,7 +24,7 @@ def test_a_span_is_the_whole_block(
     images.append(block(150, 10, 13))
     wanted = [(19, 38), (51, 70), (83, 102), (115, 134), (151, 292)]
     assert wanted[-1][1] - wanted[-1][0] >= layout.WINDOW
-    got = spans(tmp_path, monkeypatch, model_configs.VISION, images)
+    got = spans(tmp_path, monkeypatch, images)
     assert got == {0: [], 1: wanted}, f"the spans of the images are {got[1]}"
 
 
@@ -34,5 +34,5 @@ def test_other_models_see_embeddings(
 ) -> None:
     """Row by row, and none that is wider than the window."""
     images = [block(16, 2, 5), image(40, [1] * (layout.WINDOW + 1))]
-    got = spans(tmp_path, monkeypatch, {}, images)
+    got = spans(tmp_path, monkeypatch, images, sees=False)
     assert got == {0: [], 1: [(20, 24), (26, 30)]}

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import model_configs
 from helpers.images import block, encoder_cache, handed, state_with
 
 pytestmark = pytest.mark.any_platform
@@ -16,7 +15,7 @@ IMAGES = [block(16, 3, 5), block(150, 10, 13)]
 
 def later_stage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Its state has seen two requests, of which one has images."""
-    state = state_with(folder, monkeypatch, model_configs.VISION, None)
+    state = state_with(folder, monkeypatch, None)
     for number, (name, images) in enumerate((("text", []), ("seen", IMAGES))):
         state.add_request(number, SimpleNamespace(req_id=name, mm_features=images))
     return state
@@ -26,7 +25,7 @@ def test_a_later_stage_gets_the_spans_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = encoder_cache(IMAGES)
-    first = state_with(tmp_path, monkeypatch, model_configs.VISION, cache)
+    first = state_with(tmp_path, monkeypatch, cache)
     wanted = handed(first)
     assert wanted[1]
     got = handed(later_stage(tmp_path, monkeypatch))
@@ -46,7 +45,7 @@ def test_a_later_stage_lets_go_of_pixels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They stay in what the engine sent, which a first stage encodes."""
-    state = state_with(tmp_path, monkeypatch, model_configs.VISION, None)
+    state = state_with(tmp_path, monkeypatch, None)
     sent = [replace(image, data={"pixel_values": None}) for image in IMAGES]
     state.add_request(0, SimpleNamespace(req_id="seen", mm_features=sent))
     assert handed(state), "a later stage gets no spans"
@@ -60,7 +59,7 @@ def test_the_first_stage_asks_its_encoder_cache_on_other_platforms_too(
 ) -> None:
     """It has each request, whose images may change while it is served."""
     cache = encoder_cache(IMAGES[:1])
-    state = state_with(tmp_path, monkeypatch, model_configs.VISION, cache)
+    state = state_with(tmp_path, monkeypatch, cache)
     before = handed(state)
     state.add_request(0, SimpleNamespace(req_id="seen", mm_features=IMAGES))
     assert before[1] and handed(state) == before
@@ -72,7 +71,7 @@ def test_the_first_stage_asks_its_encoder_cache_on_other_platforms_too(
 def test_a_later_stage_of_text_gets_none_on_other_platforms_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = state_with(tmp_path, monkeypatch, {}, None)
+    state = state_with(tmp_path, monkeypatch, None, sees=False)
     state.add_request(0, SimpleNamespace(req_id="text", mm_features=[]))
     assert handed(state) is None
 
@@ -83,7 +82,7 @@ def test_other_models_see_images_as_text(
     stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = encoder_cache(IMAGES) if stage == "first" else None
-    state = state_with(tmp_path, monkeypatch, model_configs.VISION, cache)
+    state = state_with(tmp_path, monkeypatch, cache)
     vars(state.model_config)["is_mm_prefix_lm"] = False
     if stage == "later":
         state.add_request(0, SimpleNamespace(req_id="seen", mm_features=IMAGES))

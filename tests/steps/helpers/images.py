@@ -37,13 +37,17 @@ def block(offset: int, rows: int, columns: int) -> Any:
 
 
 def state_with(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], cache: Any
+    folder: Path, monkeypatch: pytest.MonkeyPatch, cache: Any, sees: bool = True
 ) -> Any:
-    """The runner's state of a model, whose stage has the encoder `cache` or None."""
+    """The runner's state of V4 Vision, or of a text model unless it `sees`, whose stage
+    has the encoder `cache` or None."""
     registry = layout.module("vllm.model_executor.models.registry")
     monkeypatch.setattr(registry, "_run_in_subprocess", lambda look: look())
     options = {"dtype": "bfloat16", "block_size": 256, "kv_cache_dtype": "fp8"}
-    config = model_configs.engine_config(folder, fields, **options)
+    config = model_configs.engine_config(folder, {}, **options)
+    if sees:
+        # Not from the start: XPU registers no V4 Vision before `vision-model`.
+        model_configs.take_images(config)
     vars(config.model_config)["is_mm_prefix_lm"] = True
     module = layout.module(STATE)
     monkeypatch.setattr(module, "build_attn_metadata", lambda **values: values)
