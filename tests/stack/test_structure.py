@@ -3,6 +3,8 @@
 stand."""
 
 import ast
+import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -60,3 +62,16 @@ def test_the_longest_row_of_imports():
 )
 def test_a_package_has_few_modules(folder: Path):
     assert len(list(folder.glob("*.py"))) <= MODULES
+
+
+def test_no_two_test_modules_that_run_together_share_a_name():
+    """pytest imports each by its bare name, so the second of a process is not found."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    rooms = [
+        ROOT / room for room in project["tool"]["pytest"]["ini_options"]["testpaths"]
+    ]
+    files = [path for path in rooms if path.is_file()]
+    paths = [path for room in rooms for path in room.rglob("test_*.py")] + files
+    names = Counter(path.name for path in paths)
+    twice = [str(path.relative_to(ROOT)) for path in paths if names[path.name] > 1]
+    assert paths and not twice
