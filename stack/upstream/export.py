@@ -85,7 +85,7 @@ def export(
     Args:
         directory: new, empty, or an unchanged earlier export.
         assistant: the AI tool that every commit names as co-author.
-        slugs: the steps; none for the whole series.
+        slugs: the steps; none for all that are for upstream.
         clone: where the branches are to stand, in place of the release's own base.
         bundle: write the branches for a clone into a bundle, not into it.
         bisect: also build each branch as it is exported, and run its own test there.
@@ -244,7 +244,8 @@ def _wanted(
         )
     for slug in slugs:
         require_step([tree.slug for tree in series.steps], slug, release.name)
-    wanted = set(slugs or (tree.slug for tree in series.steps))
+    sent = (tree.slug for tree in series.steps if tree.step.trailers.for_upstream)
+    wanted = set(slugs or sent)
     notes = {slug: read_notes(project, slug) for slug in wanted}
     return wanted - {slug for note in notes.values() for slug in note.along}, notes
 

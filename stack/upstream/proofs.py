@@ -5,6 +5,7 @@ after it, on the emulated XPU where the title says [XPU], else on vLLM's CPU pla
 
 import ast
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 from stack.builds.installed import Build
@@ -71,6 +72,7 @@ def proven(
         device=device,
         kernels=release.xpu_kernels.version,
         support=checker.support.digest,
+        packages=_versions(packages),
         tool=fingerprint.tool("upstream.proofs"),
         environment=fingerprint.lock(),
     )
@@ -93,6 +95,14 @@ def proven(
             hint=command("xpustack", *again),
         )
     return checker.keep(key, _result(found, tests.slug, release.name, device))
+
+
+def _versions(packages: Path | None) -> list[str]:
+    """The distributions that lie in a folder, each with its version."""
+    places = [] if packages is None else [str(packages)]
+    return sorted(
+        f"{each.name}=={each.version}" for each in metadata.distributions(path=places)
+    )
 
 
 def _run(

@@ -80,12 +80,17 @@ def test_tests_land_as_a_package_beside_what_they_import(
     assert sorted(second) == [f"{TEST_HOME}/test_value.py", VALUE]
 
 
-def test_a_step_that_stays_here_brings_its_own_helpers(stack: TinyStack) -> None:
+def test_a_step_that_stays_here_is_exported_by_name_with_its_own_helpers(
+    stack: TinyStack,
+) -> None:
     patch = stack.patch("raise-again")
     kept = patch.read_text().replace("Status: Pending", "Status: Inappropriate [ours]")
     patch.write_text(kept)
     run(stack.project, stack.cache, [stack.release])
-    home = written(stack).directory / "repository"
+    sent = {request.slug for request in written(stack, "sent").requests}
+    assert sent and "raise-again" not in sent
+    slugs = [tree.slug for tree in stack.trees() if tree.slug]
+    home = written(stack, slugs=slugs).directory / "repository"
     shown = ("show", "--name-only", "--format=")
     helper = f"{TEST_HOME}/numbers_beside.py"
     assert helper not in git(home, *shown, "xpu-dsv4/tests").split()
