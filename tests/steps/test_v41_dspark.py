@@ -101,7 +101,8 @@ def test_every_input_of_the_draft_reaches_it(
         aux = states[:, 0] if captures else None
         return states + 1, states, states, states, states, aux
 
-    given, (ids, positions) = None, torch.zeros(2, 2, dtype=torch.int64)
+    given: Any = None
+    ids, positions = torch.zeros(2, 2, dtype=torch.int64)
     for rank in range(2):
         stage = stage_of(tmp_path, rank)
         take_rank(rank, monkeypatch)

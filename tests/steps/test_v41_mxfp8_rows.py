@@ -147,7 +147,12 @@ def test_layers_of_another_kind_get_plain_rows(
     assert made[0].attn.quantizes_rows == ("indexer" in other)
     given: list[torch.Tensor] = []
     attn = made[1].attn
-    monkeypatch.setattr(attn.fused_wqa_wkv, "forward", lambda x: (given.append(x), x))
+
+    def projected(x: torch.Tensor) -> tuple[None, torch.Tensor]:
+        given.append(x)
+        return None, x
+
+    monkeypatch.setattr(attn.fused_wqa_wkv, "forward", projected)
     monkeypatch.setattr(attn.wo_b, "forward", given.append)
     x = drawn(3, attn.hidden_size)
     attn._fused_wqa_wkv_gemm(x)

@@ -362,8 +362,8 @@ def test_graphs_have_keys_of_the_end_alone(monkeypatch: pytest.MonkeyPatch) -> N
     assert prepared(modes.PIECEWISE, reading) == whole | {"later": window}
     assert prepared(modes.PIECEWISE, written) == whole
     assert prepared(modes.FULL, reading) == whole
-    for_capture = (batch_of([reading]), modes.PIECEWISE, (), None, [], None, True)
-    assert state.prepare_attn(*for_capture) == whole
+    batch, mode = batch_of([reading]), modes.PIECEWISE
+    assert state.prepare_attn(batch, mode, (), None, [], None, True) == whole
     state.decoder_replay_layers = None
     assert prepared(modes.PIECEWISE, reading) == whole
 
@@ -392,7 +392,12 @@ def test_windows_of_later_layers_begin_at_the_end(
     state.decoder_replay_layers = SimpleNamespace(
         metadata_prefixes={"source", "later"}, first_swa_prefix="source"
     )
-    state._copy_attn_groups = lambda groups, names: copied.append(names) or names
+
+    def copy(_: Any, names: set[str]) -> set[str]:
+        copied.append(names)
+        return names
+
+    state._copy_attn_groups = copy
     for begin in ([45, 10], [46, 0, 7]):
         batch, starts = SimpleNamespace(num_reqs=len(begin)), np.array(begin, np.int32)
         given = (batch, starts, "tables", "slots", ["groups"], "pages")

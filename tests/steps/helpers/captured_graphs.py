@@ -331,7 +331,7 @@ def make(
     version: int,
     plant: Plant | None,
     patch: pytest.MonkeyPatch,
-    drafts: Callable[[Any], Any] | None = None,
+    drafts: Any = None,
 ) -> Any:
     """A runner whose `capture_model` is XPU's, around the stand-in of a capture, with
     the speculator that `drafts` makes of it."""

@@ -27,6 +27,7 @@ def several(*connectors: str) -> dict[str, Any]:
     return transfer("MultiConnector", kv_connector_extra_config={"connectors": members})
 
 
+SETTINGS: dict[str, Any] = {"alone": transfer, "of several": several}
 OFFLOADS = layout.RELEASE >= (0, 26)
 HOST = ["OffloadingConnector"] if OFFLOADS else []
 INSTEAD = "Use OffloadingConnector" if OFFLOADS else "Drop --kv-transfer-config"
@@ -82,7 +83,7 @@ REFUSED = {
             "copies pages on CUDA and ROCm alone. Drop --kv-transfer-config",
         )
         # The release itself ends, after it read the weights.
-        for name, told in {"alone": transfer, "of several": several}.items()
+        for name, told in SETTINGS.items()
         if not OFFLOADS
     },
     "a member of several": (
