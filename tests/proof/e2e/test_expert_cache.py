@@ -5,6 +5,7 @@ The checkpoint's layers have eight experts, of which a token reads four.
 """
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,17 +19,19 @@ from proof.e2e.running.serving import Engines, EngineStopped, Job, Prompt
 pytestmark = pytest.mark.newest
 
 WAVES = (
-    (Prompt(72, 3, seed=1), Prompt(5, 5, seed=2)),
+    (Prompt(24, 3, seed=1), Prompt(5, 5, seed=2)),
     (Prompt(9, 4, seed=3),),
 )
 """A step of many tokens needs all experts, a step of one as many as there are slots."""
 SIZE = "moe_expert_cache_size"
-RESIDENT = Job("experts on the device", WAVES, (("moe_backend", "triton"),))
+RESIDENT = Job(
+    "experts on the device", WAVES, (("moe_backend", "triton"),), splits_keys=False
+)
 
 
 def cached(slots: int, **others: object) -> Job:
     name = " ".join((f"{slots} slots of experts", *others))
-    return Job(name, WAVES, ((SIZE, slots), *others.items()))
+    return Job(name, WAVES, ((SIZE, slots), *others.items()), splits_keys=False)
 
 
 FEW, SIX = cached(CHOSEN), cached(CHOSEN + 2)
@@ -36,8 +39,10 @@ DRAFTS = cached(
     CHOSEN, speculative_config={"method": "mtp", "num_speculative_tokens": 1}
 )
 TWO_RANKS = cached(CHOSEN, tensor_parallel_size=2)
-TWO_RESIDENT = Job(
-    "two ranks, experts there", WAVES, (*RESIDENT.engine, *TWO_RANKS.engine[1:])
+TWO_RESIDENT = replace(
+    RESIDENT,
+    name="two ranks, experts there",
+    engine=(*RESIDENT.engine, *TWO_RANKS.engine[1:]),
 )
 REFUSED = {
     "fewer slots than a token's experts": (
@@ -151,7 +156,7 @@ def test_auto_gives_every_layer_and_rank_as_many(
     """Of what a worker has left, the cache of all requests comes first."""
     left = (("E2E_MEMORY_LEFT", str(26 << 20)),)
     auto = cached(-1, **dict(AUTO), **others)
-    job = Job(f"auto, {', '.join(others)}", WAVES, auto.engine, environment=left)
+    job = replace(auto, name=f"auto, {', '.join(others)}", environment=left)
     found = engines.serve(release, job)
     check_same_tokens(found, engines.serve(release, resident))
     (said,) = re.findall(r"Experts on the device: (\d) of 8 a layer", found.log)

@@ -121,9 +121,8 @@ def test_each_layer(engines: Engines, release: str, job: Job) -> None:
     check(result, twin_after(engines, result))
 
 
-@sizes(BROKEN, IMAGES)
+@sizes(TWICE, IMAGES)
 def test_the_tower(engines: Engines, release: str, job: Job) -> None:
-    """What is broken in one of the engines is behind it."""
     result = engines.serve(release, job)
     check_tower(result, twin_after(engines, result).weights, Tower.encoded)
 
