@@ -2,6 +2,7 @@
 """Chats that a random model answers as asked, because a grammar makes it."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,8 +62,9 @@ def ask(server: Server, mode: dict[str, Any], **given: Any) -> Any:
     )
 
 
-def spoken(server: Server) -> list[list[int]]:
-    """The tokens of answers such as the tests ask for, without drafts."""
+def spoken(server: Server, calls: bool) -> list[list[int]]:
+    """The tokens of answers such as the tests ask for, without drafts, and of a tool
+    call if `calls`."""
     told = {"return_token_ids": True}
     completed = server.client.completions.create(
         model=MODEL,
@@ -72,13 +74,12 @@ def spoken(server: Server) -> list[list[int]]:
         extra_body=told,
     )
     texts = [completed.choices[0].token_ids]
+    # Of what follows the thoughts a draft knows the last one.
+    words = [CALL, WORD] if calls else [WORD]
     rules: list[dict[str, Any]] = [
         {"response_format": SCHEMA},
-        {"extra_body": {"structured_outputs": {"regex": CALL}}},
-        # Of what follows the thoughts a draft knows the last one.
-        {"extra_body": {"structured_outputs": {"regex": WORD}}},
+        *({"extra_body": {"structured_outputs": {"regex": word}}} for word in words),
     ]
-    for rule in rules:
-        (choice,) = ask(server, THINKING | told, **rule).choices
-        texts.append(choice.token_ids)
-    return texts
+    with ThreadPoolExecutor() as pool:
+        answers = pool.map(lambda rule: ask(server, THINKING | told, **rule), rules)
+    return [*texts, *(answer.choices[0].token_ids for answer in answers)]

@@ -40,7 +40,8 @@ def asked(
         return
     if request.param == DSPARK and not engines.has_dspark(release):
         pytest.skip(f"{release} has no DSpark for DeepSeek-V4 on XPU")
-    with server_with(engines, release, request.param, spoken(server)) as drafting:
+    texts = spoken(server, calls=request.config.option.full)
+    with server_with(engines, release, request.param, texts) as drafting:
         yield drafting
 
 
