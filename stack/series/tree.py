@@ -62,6 +62,11 @@ class Trailers:
         """Whether the step is to be sent upstream."""
         return not self.upstream_status.startswith(("Inappropriate", "Backport"))
 
+    @property
+    def stays(self) -> bool:
+        """Whether the step is this stack's alone."""
+        return self.upstream_status.startswith("Inappropriate")
+
     def lines(self) -> list[str]:
         """The trailers as the mail has them."""
         lines = []

@@ -85,7 +85,7 @@ def export(
     Args:
         directory: new, empty, or an unchanged earlier export.
         assistant: the AI tool that every commit names as co-author.
-        slugs: the steps; none for all that are for upstream.
+        slugs: the steps; none for all but those that stay in this stack.
         clone: where the branches are to stand, in place of the release's own base.
         bundle: write the branches for a clone into a bundle, not into it.
         bisect: also build each branch as it is exported, and run its own test there.
@@ -244,8 +244,15 @@ def _wanted(
         )
     for slug in slugs:
         require_step([tree.slug for tree in series.steps], slug, release.name)
-    sent = (tree.slug for tree in series.steps if tree.step.trailers.for_upstream)
-    wanted = set(slugs or sent)
+    wanted = set(
+        slugs or (tree.slug for tree in series.steps if not tree.step.trailers.stays)
+    )
+    if not wanted:
+        raise UsageError(
+            "all steps of the release stay in this stack",
+            release=release.name,
+            hint=f"xpustack export {release.name} STEP",
+        )
     notes = {slug: read_notes(project, slug) for slug in wanted}
     return wanted - {slug for note in notes.values() for slug in note.along}, notes
 

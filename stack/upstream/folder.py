@@ -170,7 +170,7 @@ def write_rows(
     ]
     for row in (*read_rows(file), *new):
         rows[row["release"], row["step"]] = row
-    own = [(step.release, step.slug) for step in series]
+    own = [(step.release, step.slug) for step in series if not step.trailers.stays]
     others = [key for key in rows if key[0] != series[0].release]
     with atomic_file(file) as out:
         order = [rows[key] for key in (*others, *own) if key in rows]

@@ -5,7 +5,6 @@ after it, on the emulated XPU where the title says [XPU], else on vLLM's CPU pla
 
 import ast
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 from stack.builds.installed import Build
@@ -20,6 +19,7 @@ from stack.upstream.request_tests import RequestTests
 from stack.upstream.search import NO_TIP
 from stack.upstream.vllm_tests import (
     LATE,
+    PROGRAM,
     Compared,
     Device,
     compared,
@@ -72,7 +72,10 @@ def proven(
         device=device,
         kernels=release.xpu_kernels.version,
         support=checker.support.digest,
-        packages=_versions(packages),
+        program=fingerprint.files_digest({PROGRAM.name: PROGRAM}),
+        packages=fingerprint.files_digest(
+            fingerprint.folder_files(packages) if packages else {}
+        ),
         tool=fingerprint.tool("upstream.proofs"),
         environment=fingerprint.lock(),
     )
@@ -95,14 +98,6 @@ def proven(
             hint=command("xpustack", *again),
         )
     return checker.keep(key, _result(found, tests.slug, release.name, device))
-
-
-def _versions(packages: Path | None) -> list[str]:
-    """The distributions that lie in a folder, each with its version."""
-    places = [] if packages is None else [str(packages)]
-    return sorted(
-        f"{each.name}=={each.version}" for each in metadata.distributions(path=places)
-    )
 
 
 def _run(

@@ -36,13 +36,13 @@ def export(
     """Write steps as pull requests: branches, mails, descriptions, cover.
 
     Each branch holds the commits that its step needs, and no others; the step's test is
-    run there, before and after. Refused (exit code 1) unless every step's checks are
-    green as it is now; with --rows nothing is exported, and the tests on the branches
-    alone decide.
+    run there, before and after. Refused (exit code 1) unless the steps' checks are
+    green as they are now; with --rows nothing is exported, and the tests on the
+    branches alone decide.
 
     Args:
         release: Such as v0.33.0; with --onto the newest pin.
-        steps: Steps; default: the whole series.
+        steps: Steps; default: all that are not `Inappropriate`.
         onto: `CLONE[:REF]`: put the branches on a commit of a git clone of vLLM, into
             the clone.
         bundle: Write a bundle instead; the clone stays.

@@ -56,11 +56,8 @@ def exported(stack: TinyStack) -> ExportResult:
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
     """What vLLM's tests import, by name alone; the plugin is loaded."""
-    for name, module in PACKAGES.items():
+    for module in PACKAGES.values():
         (tmp_path / "packages" / module).mkdir(parents=True)
         (tmp_path / "packages" / module / "__init__.py").touch()
-        about = tmp_path / f"packages/{module}-1.dist-info/METADATA"
-        about.parent.mkdir()
-        about.write_text(f"Name: {name}\nVersion: 1\n")
     (tmp_path / "packages/pytest_asyncio/plugin.py").touch()
     return tmp_path / "packages"

@@ -90,11 +90,21 @@ def test_a_step_that_stays_here_is_exported_by_name_with_its_own_helpers(
     sent = {request.slug for request in written(stack, "sent").requests}
     assert sent and "raise-again" not in sent
     slugs = [tree.slug for tree in stack.trees() if tree.slug]
-    home = written(stack, slugs=slugs).directory / "repository"
+    folder = written(stack, slugs=slugs).directory
+    assert "### Not for upstream" in (folder / "cover.md").read_text()
+    home = folder / "repository"
     shown = ("show", "--name-only", "--format=")
     helper = f"{TEST_HOME}/numbers_beside.py"
     assert helper not in git(home, *shown, "xpu-dsv4/tests").split()
     assert helper in git(home, *shown, "xpu-dsv4/raise-again").split()
+
+
+def test_a_release_whose_steps_all_stay_here_has_no_requests(stack: TinyStack) -> None:
+    for slug in (tree.slug for tree in stack.trees() if tree.slug):
+        patch = stack.patch(slug)
+        patch.write_text(patch.read_text().replace("Pending", "Inappropriate [ours]"))
+    with pytest.raises(UsageError, match="all steps of the release stay in this stack"):
+        written(stack)
 
 
 def test_mails_apply_to_a_clean_archive_with_plain_git_am(
