@@ -24,25 +24,30 @@ WAVES = (
 )
 """A step of many tokens needs all experts, a step of one as many as there are slots."""
 SIZE = "moe_expert_cache_size"
+CHUNKS = ("max_num_batched_tokens", 16)
+"""A prompt comes in two."""
 RESIDENT = Job(
-    "experts on the device", WAVES, (("moe_backend", "triton"),), splits_keys=False
+    "experts on the device",
+    WAVES,
+    (("moe_backend", "triton"), CHUNKS),
+    splits_keys=False,
 )
 
 
 def cached(slots: int, **others: object) -> Job:
     name = " ".join((f"{slots} slots of experts", *others))
-    return Job(name, WAVES, ((SIZE, slots), *others.items()), splits_keys=False)
+    engine = ((SIZE, slots), CHUNKS, *others.items())
+    return Job(name, WAVES, engine, splits_keys=False)
 
 
 FEW, SIX = cached(CHOSEN), cached(CHOSEN + 2)
-DRAFTS = cached(
-    CHOSEN, speculative_config={"method": "mtp", "num_speculative_tokens": 1}
-)
+MTP = {"method": "mtp", "num_speculative_tokens": 1}
+DRAFTS = cached(CHOSEN, speculative_config=MTP)
 TWO_RANKS = cached(CHOSEN, tensor_parallel_size=2)
 TWO_RESIDENT = replace(
     RESIDENT,
     name="two ranks, experts there",
-    engine=(*RESIDENT.engine, *TWO_RANKS.engine[1:]),
+    engine=(*RESIDENT.engine, ("tensor_parallel_size", 2)),
 )
 REFUSED = {
     "fewer slots than a token's experts": (
@@ -135,7 +140,6 @@ def test_v41_has_slots_beside_its_tables(
 
 AUTO = (
     ("kv_cache_memory_bytes", None),
-    ("max_num_batched_tokens", 48),
     ("enable_prefix_caching", True),
     ("worker_cls", "proof.e2e.inside.recording.ToldMemoryWorker"),
 )
@@ -146,7 +150,7 @@ AUTO = (
     ("others", "resident"),
     [
         ({"tensor_parallel_size": 2}, TWO_RESIDENT),
-        ({"speculative_config": DRAFTS.engine[1][1]}, RESIDENT),
+        ({"speculative_config": MTP}, RESIDENT),
     ],
     ids=["two ranks", "drafts"],
 )

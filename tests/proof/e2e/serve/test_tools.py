@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from proof.e2e.running.chat_drafts import ALONE, MTP, asked_of
 from proof.e2e.running.chat_requests import (
@@ -66,11 +67,19 @@ def test_a_streamed_tool_call(asked: Server, mode: dict[str, Any]) -> None:
 
 @pytest.mark.shows("a required tool call", "equal")
 @asked_of(ALONE)
-def test_a_required_tool_call(asked: Server) -> None:
+def test_a_required_tool_call(server: Server, asked: Server, release: str) -> None:
     """The release makes the grammar of the call by itself. It allows white space
-    without end, so the model need not come to the arguments."""
+    without end, so the model need not come to the arguments. v0.22.1 reads a call only
+    once it is whole: there what closes is favoured, which it refuses beside drafts."""
     given: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required"}
-    (choice,) = ask(asked, PLAIN, max_completion_tokens=40, **given).choices
+    if release != "v0.22.1":
+        given["max_completion_tokens"] = 40
+    elif asked is server:
+        tokenizer = Tokenizer.from_file(str(asked.model / "tokenizer.json"))
+        given["logit_bias"] = {tokenizer.token_to_id(mark): 100 for mark in "}]"}
+    else:
+        pytest.skip("a random model beside drafts need not end a call")
+    (choice,) = ask(asked, PLAIN, **given).choices
     (call,) = choice.message.tool_calls
     assert call.function.name == "f"
 
