@@ -199,8 +199,7 @@ def _brought(step: Step, new_files: NewFiles, used: set[Path]) -> Iterator[Serie
                 hint=f"sed -i 's/\\r$//' {shlex.quote(str(new_file.source))}",
             )
     lines = changed_lines(step) + new_file_lines(files)
-    asked = not step.trailers.upstream_status.startswith("Inappropriate")
-    if asked and lines > LARGE:
+    if not step.trailers.stays and lines > LARGE:
         yield Advice(
             f"{lines} changed lines outside kernels and tests, more than {LARGE}:"
             " upstream asks for an RFC",

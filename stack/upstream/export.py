@@ -46,9 +46,11 @@ from stack.upstream.preconditions import (
 )
 from stack.upstream.proofs import device_of, proven
 from stack.upstream.pull_request import PullRequest, title_problem
+from stack.upstream.request_tests import read_request_tests
 from stack.upstream.search import Standings
 from stack.upstream.texts import TEMPLATE, Template, texts
 from stack.upstream.trees import Person, UpstreamForms, upstream_trees
+from stack.upstream.vllm_tests import require_packages
 
 ROWS = "docs/data/requests.csv"
 """Where the steps of a release were found to stand."""
@@ -107,6 +109,8 @@ def export(
     if clone is not None and not bundle:
         require_room(clone)
     wanted, notes = _wanted(project, release, series, slugs)
+    if any(read_request_tests(project, slug) for slug in notes):
+        require_packages(release, packages, "export")
     require_recorded(project, release, [tree.step for tree in series.steps])
     require_checked(
         release,

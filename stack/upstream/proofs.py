@@ -24,7 +24,6 @@ from stack.upstream.vllm_tests import (
     Device,
     compared,
     lay_out,
-    require_packages,
     run,
 )
 
@@ -55,7 +54,6 @@ def proven(
 
     Raises:
         CheckFailed: no test is red before and green after, or one has another outcome.
-        UsageError: what the tests import is not there.
     """
     release, cache = tree.release, checker.cache
     builds = [checker.build(each, NO_TIP) for each in (tree.parent, tree)]
@@ -84,7 +82,6 @@ def proven(
         return known
     found: list[Compared] = []
     if names:
-        require_packages(release, packages, "export")
         cache.progress(f"running {len(names)} tests of the request of {tests.slug}")
         found = _run(checker, exported, builds, names, device, packages)
     if problems := judged(found):
