@@ -239,8 +239,7 @@ def test_what_is_printed_is_what_proc_shows(
     free.append(proc("meminfo", "MemAvailable"))
     lines = [r for r in caplog.records if "Engram tables" in r.msg]
     assert len(lines) == len(held) - 1, f"not printed: {lines}"
-    said: Any = lines[0].args
-    pinned, left = said[0] * 2**30, said[2] * 2**30
+    pinned, left = (lines[0].args[place] * 2**30 for place in (0, 2))
     assert pinned == pytest.approx(grown, rel=0.02) and grown > 1 << 27
     assert min(free) * 0.95 < left < max(free) * 1.05
 

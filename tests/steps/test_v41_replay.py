@@ -355,15 +355,14 @@ def test_graphs_have_keys_of_the_end_alone(monkeypatch: pytest.MonkeyPatch) -> N
     )
     modes = layout.module("vllm.config").CUDAGraphMode
 
-    def prepared(mode: Any, row: tuple[int, int, bool]) -> Any:
-        return state.prepare_attn(batch_of([row]), mode, (), None, [], None)
+    def prepared(mode: Any, row: tuple[int, int, bool], *captures: bool) -> Any:
+        return state.prepare_attn(batch_of([row]), mode, (), None, [], None, *captures)
 
     reading, written = (100, 140, True), (1, 301, False)
     assert prepared(modes.PIECEWISE, reading) == whole | {"later": window}
     assert prepared(modes.PIECEWISE, written) == whole
     assert prepared(modes.FULL, reading) == whole
-    batch, mode = batch_of([reading]), modes.PIECEWISE
-    assert state.prepare_attn(batch, mode, (), None, [], None, True) == whole
+    assert prepared(modes.PIECEWISE, reading, True) == whole
     state.decoder_replay_layers = None
     assert prepared(modes.PIECEWISE, reading) == whole
 
@@ -387,24 +386,20 @@ def test_windows_of_later_layers_begin_at_the_end(
 
     monkeypatch.setattr(nvidia.DeepseekV41ModelState, "__init__", init)
     monkeypatch.setattr(default.DefaultModelState, "prepare_attn", prepare)
-    state, copied = replay_state.kind()(4), []
+    state = replay_state.kind()(4)
+    copied: dict[int, set[str]] = {}
     assert state._later_start_np.tolist() == [0, 0, 0, 0]
     state.decoder_replay_layers = SimpleNamespace(
         metadata_prefixes={"source", "later"}, first_swa_prefix="source"
     )
-
-    def copy(_: Any, names: set[str]) -> set[str]:
-        copied.append(names)
-        return names
-
-    state._copy_attn_groups = copy
+    state._copy_attn_groups = lambda _, names: copied.setdefault(len(copied), names)
     for begin in ([45, 10], [46, 0, 7]):
         batch, starts = SimpleNamespace(num_reqs=len(begin)), np.array(begin, np.int32)
         given = (batch, starts, "tables", "slots", ["groups"], "pages")
         found = state._metadata_of(*given)
         assert found["source"] == (batch, "the prompt's begin")
         assert found["later"][0] is batch and found["later"][1].tolist() == begin
-    assert copied == [{"source", "later"}, {"source"}]
+    assert [*copied.values()] == [{"source", "later"}, {"source"}]
 
 
 def test_a_new_request_says_where_its_rows_begin(
